@@ -1,0 +1,1 @@
+"""Grammars that hold an answer while it is written: schema lowering, caps, Lark building, compiling, matching."""
