@@ -1,0 +1,199 @@
+"""The one place that knows mlx-lm's names: load a model, make caches, set limits, guard versions.
+
+Everything else in the engine calls a `LoadedModel`, so that a new mlx-lm minor touches this file only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger("pooled.engine")
+
+
+def preload_blas() -> str | None:
+    """Load OpenBLAS before mlx.core on Linux and return its name, None where it is absent or not wanted.
+
+    mlx's Linux wheel carries a reference BLAS; with OpenBLAS's symbols already in the process float32 matrix products are
+    about 30 times faster. The thread count is fixed here: rounding may depend on it, and warm must equal cold.
+    """
+    if sys.platform != "linux":
+        return None
+    name = ctypes.util.find_library("openblas")
+    if name is None:
+        return None
+    try:
+        library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        _log.warning("OpenBLAS (%s) is present but cannot be loaded: %s", name, error)
+        return None
+    with contextlib.suppress(AttributeError):
+        library.openblas_set_num_threads(int(os.environ.get("OPENBLAS_NUM_THREADS") or os.cpu_count() or 1))
+    return name
+
+
+BLAS = preload_blas()
+
+import mlx.core as mx  # noqa: E402  (must follow the BLAS preload)
+from mlx.utils import tree_flatten  # noqa: E402
+from mlx_lm.models import cache as mlx_cache  # noqa: E402
+from mlx_lm.utils import dequantize_model, load_model  # noqa: E402
+
+KVCache = mlx_cache.KVCache
+BatchKVCache = mlx_cache.BatchKVCache
+QuantizedKVCache = mlx_cache.QuantizedKVCache
+RotatingKVCache = mlx_cache.RotatingKVCache
+BatchRotatingKVCache = mlx_cache.BatchRotatingKVCache
+ArraysCache = mlx_cache.ArraysCache
+CacheList = mlx_cache.CacheList
+
+SUPPORTED_MLX_LM = ("0.32.2", "0.33")
+MAX_EXPERT_ROWS = 32_768
+"""Tokens x active experts of one prefill piece: above it MLX's sorted expert kernel may leave rows unwritten."""
+
+
+class ModelLoadError(Exception):
+    """The model folder cannot be served; the message says why and what to do."""
+
+
+def check_versions() -> None:
+    """Raise `ModelLoadError` when mlx-lm is outside the range this code was written for."""
+    found = version("mlx-lm")
+    numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
+    low, high = (tuple(int(part) for part in bound.split(".")) for bound in SUPPORTED_MLX_LM)
+    if not low <= numbers < high:
+        raise ModelLoadError(
+            f"mlx-lm {found} is installed; this version of pooled-mlx needs >={SUPPORTED_MLX_LM[0]},<{SUPPORTED_MLX_LM[1]}. "
+            "Install it again with its own constraints: pip install --force-reinstall pooled-mlx"
+        )
+
+
+def has_metal() -> bool:
+    """True on a Mac with a usable GPU."""
+    return sys.platform == "darwin" and mx.metal.is_available()
+
+
+def device_info() -> dict[str, Any]:
+    """MLX's own facts about the GPU; empty on the CPU backend."""
+    return dict(mx.device_info()) if has_metal() else {}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNow:
+    """MLX's counters in bytes."""
+
+    active: int
+    peak: int
+    cache: int
+
+
+def memory_now() -> MemoryNow:
+    """Bytes that MLX holds now, held at most, and keeps for reuse."""
+    return MemoryNow(mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
+
+
+def set_limits(*, memory_bytes: int | None, cache_bytes: int | None, wired_bytes: int | None) -> None:
+    """Set MLX's limits once at start. `wired_bytes` has an effect on a Mac only."""
+    if memory_bytes is not None:
+        mx.set_memory_limit(memory_bytes)
+    if cache_bytes is not None:
+        mx.set_cache_limit(cache_bytes)
+    if wired_bytes is not None and has_metal():
+        mx.set_wired_limit(wired_bytes)
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model ready to run on the thread that loaded it.
+
+    `vocab_size` is the width of the logits, which may exceed the tokenizer's. `active_experts` is 0 for dense models.
+    """
+
+    module: Any
+    config: dict[str, Any]
+    vocab_size: int
+    active_experts: int
+    weights_bytes: int
+    quantization: str
+
+    def make_cache(self) -> list[Any]:
+        """A new empty cache, one entry per layer."""
+        return mlx_cache.make_prompt_cache(self.module)
+
+    def forward(self, ids: mx.array, cache: list[Any]) -> mx.array:
+        """Logits `[batch, tokens, vocab]` of ids `[batch, tokens]`; advances `cache`. Lazy."""
+        return self.module(ids, cache=cache)
+
+    def largest_piece(self, step: int) -> int:
+        """The prefill piece that is safe for this model, at most `step` tokens."""
+        if self.active_experts:
+            return max(1, min(step, MAX_EXPERT_ROWS // self.active_experts))
+        return step
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def _vocab_size(module: Any, config: dict[str, Any]) -> int:
+    logits = module(mx.array([[0]]), cache=mlx_cache.make_prompt_cache(module))
+    mx.eval(logits)
+    return int(logits.shape[-1])
+
+
+def wrap_model(module: Any, config: dict[str, Any], quantization: str = "none") -> LoadedModel:
+    """A `LoadedModel` around an mlx-lm module whose weights are in memory."""
+    text = _text_config(config)
+    experts = text.get("num_experts_per_tok") or text.get("top_k_experts") or 0
+    weights = sum(value.nbytes for _, value in tree_flatten(module.parameters()))
+    return LoadedModel(module, config, _vocab_size(module, config), int(experts), weights, quantization)
+
+
+def describe_quantization(config: dict[str, Any]) -> str:
+    """A short name such as `4-bit (group 64)`, or the dtype for weights that are not quantized."""
+    quantization = config.get("quantization")
+    if isinstance(quantization, dict) and quantization.get("bits"):
+        return f"{quantization['bits']}-bit (group {quantization.get('group_size')})"
+    return str(_text_config(config).get("dtype") or config.get("torch_dtype") or "none")
+
+
+def load(folder: Path) -> LoadedModel:
+    """Load the mlx-lm model in `folder`. Never runs code from it.
+
+    On the CPU backend weights become float32: quantized and bfloat16 products are 10 to 30 times slower there, and the
+    expert gather exists in float32 only. Raises `ModelLoadError`.
+    """
+    check_versions()
+    try:
+        module, config = load_model(folder, lazy=True, trust_remote_code=False)
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{folder} is not a complete model folder: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"mlx-lm cannot load {folder}: {error}") from error
+    quantization = describe_quantization(config)
+    if not has_metal():
+        if config.get("quantization"):
+            module = dequantize_model(module)
+        module.set_dtype(mx.float32)
+        quantization = f"{quantization}, run as float32" if quantization not in ("none", "float32") else "float32"
+    try:
+        mx.eval(module.parameters())
+    except RuntimeError as error:
+        raise ModelLoadError(f"the weights in {folder} cannot be read: {error}") from error
+    module.eval()
+    return wrap_model(module, config, quantization)
+
+
+def arrays_of(tree: Any) -> Sequence[mx.array]:
+    """All MLX arrays in a nested structure."""
+    return [value for _, value in tree_flatten(tree) if isinstance(value, mx.array)]

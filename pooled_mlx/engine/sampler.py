@@ -1,0 +1,122 @@
+"""Choosing the next token of each row of a batch.
+
+Noise is a hash of (seed, position, token id), evaluated for the candidates only: a row's draw does not depend on its batch
+mates, on MLX's random state, or on whether a grammar mask was applied before or after a first unmasked try. The order is
+fixed: temperature, top-k, min-p, top-p, then the mask; only where no candidate survives the mask, mask first and then
+truncate. A masked draw therefore equals an unmasked draw whenever the latter is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pooled_mlx.engine.mlx_backend import mx
+
+MAX_TOP_K = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How one row draws. `temperature` 0 is greedy; `top_k` 1..64; `top_p`, `min_p` act inside the top-k candidates."""
+
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+
+def _mix(value: mx.array) -> mx.array:
+    """A 32-bit finaliser on uint32 arrays (wrapping arithmetic)."""
+    value = value ^ (value >> 16)
+    value = value * mx.array(0x7FEB352D, mx.uint32)
+    value = value ^ (value >> 15)
+    value = value * mx.array(0x846CA68B, mx.uint32)
+    return value ^ (value >> 16)
+
+
+def gumbel_noise(ids: mx.array, words: Sequence[mx.array]) -> mx.array:
+    """Gumbel noise of shape `ids.shape`, a pure function of the ids and of the uint32 `words` (broadcast)."""
+    hashed = ids.astype(mx.uint32)
+    for word in words:
+        hashed = _mix(hashed * mx.array(0x9E3779B1, mx.uint32) + word + mx.array(0x85EBCA6B, mx.uint32))
+    uniform = ((hashed >> 8).astype(mx.float32) + 0.5) * (1.0 / (1 << 24))
+    return -mx.log(-mx.log(uniform))
+
+
+class BatchSampler:
+    """Draws for the rows of one decode group; rebuilt when its rows change."""
+
+    def __init__(self, rows: Sequence[SamplingParameters]) -> None:
+        self.rows = tuple(rows)
+        self.all_greedy = all(row.greedy for row in rows)
+        if self.all_greedy:
+            return
+        column = [(-1, 1)]
+        self._greedy = mx.array([row.greedy for row in rows])
+        self._temperature = mx.array([row.temperature or 1.0 for row in rows], mx.float32).reshape(*column[0])
+        self._top_k = mx.array([min(row.top_k, MAX_TOP_K) for row in rows]).reshape(*column[0])
+        self._top_p = mx.array([row.top_p for row in rows], mx.float32).reshape(*column[0])
+        self._min_p = mx.array([row.min_p for row in rows], mx.float32).reshape(*column[0])
+        self._truncates_p = any(row.top_p < 1.0 or row.min_p > 0.0 for row in rows)
+        self._seed_low = mx.array([row.seed & 0xFFFFFFFF for row in rows], mx.uint32).reshape(*column[0])
+        self._seed_high = mx.array([(row.seed >> 32) & 0xFFFFFFFF for row in rows], mx.uint32).reshape(*column[0])
+
+    def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+        """Token ids `[batch]` from logits `[batch, vocab]`; `positions` are the rows' output positions. Lazy."""
+        best = mx.argmax(logits, axis=-1)
+        if self.all_greedy:
+            return best
+        ids, values, alive = self._candidates(logits)
+        drawn = self._pick(ids, values, alive, positions)
+        return mx.where(self._greedy, best, drawn)
+
+    def draw_masked(self, logits: mx.array, positions: Sequence[int], allowed: mx.array) -> mx.array:
+        """As `draw`, restricted to `allowed` `[batch, vocab]` (bool, at least one true in each row)."""
+        masked = mx.where(allowed, logits, -mx.inf)
+        best = mx.argmax(masked, axis=-1)
+        if self.all_greedy:
+            return best
+        ids, values, alive = self._candidates(logits)
+        alive = alive & mx.take_along_axis(allowed, ids, axis=-1)
+        late_ids, late_values, late_alive = self._candidates(masked)
+        none_left = ~mx.any(alive, axis=-1, keepdims=True)
+        ids = mx.where(none_left, late_ids, ids)
+        values = mx.where(none_left, late_values, values)
+        alive = mx.where(none_left, late_alive & (late_values > -mx.inf), alive)
+        drawn = self._pick(ids, values, alive, positions)
+        return mx.where(self._greedy, best, drawn)
+
+    def _candidates(self, logits: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Ids, scaled logits and survival flags `[batch, k]` of the truncated candidates, best first."""
+        width = min(MAX_TOP_K, logits.shape[-1])
+        logits = logits.astype(mx.float32)
+        if width < logits.shape[-1]:
+            ids = mx.argpartition(-logits, kth=width - 1, axis=-1)[..., :width]
+        else:
+            ids = mx.broadcast_to(mx.arange(width), logits.shape)
+        values = mx.take_along_axis(logits, ids, axis=-1)
+        order = mx.argsort(-values, axis=-1)
+        ids = mx.take_along_axis(ids, order, axis=-1)
+        values = mx.take_along_axis(values, order, axis=-1) / self._temperature
+        alive = mx.arange(width)[None] < self._top_k
+        if self._truncates_p:
+            probabilities = mx.softmax(mx.where(alive, values, -mx.inf), axis=-1)
+            alive = alive & (probabilities >= self._min_p * probabilities[..., :1])
+            kept = mx.where(alive, probabilities, 0.0)
+            kept = kept / mx.sum(kept, axis=-1, keepdims=True)
+            alive = alive & ((mx.cumsum(kept, axis=-1) - kept) < self._top_p)
+        return ids, values, alive
+
+    def _pick(self, ids: mx.array, values: mx.array, alive: mx.array, positions: Sequence[int]) -> mx.array:
+        position = mx.array(list(positions), mx.uint32).reshape(-1, 1)
+        noise = gumbel_noise(ids, (self._seed_low, self._seed_high, position))
+        scores = mx.where(alive, values + noise, -mx.inf)
+        choice = mx.argmax(scores, axis=-1, keepdims=True)
+        return mx.take_along_axis(ids, choice, axis=-1).squeeze(-1)
