@@ -63,6 +63,11 @@ class ModelCard:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     sampling_thinking: SamplingDefaults | None = None
     minimum_memory_bytes: int = 0
+    rank: int = 0
+    """Where several cards fit a machine, the highest rank is the default."""
+    license: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+    """Token ids that end an answer; empty means: those of the model folder."""
     drop_tools_when_none: bool = False
     """True for models that write call markup although calls are forbidden: `tool_choice: none` leaves the tools out."""
 
