@@ -1,0 +1,102 @@
+"""Canonical cuts: where a prompt is cut into segments, and the pieces in which it is prefilled.
+
+Both are pure functions of the prompt's boundaries and of a `CutRule` that never changes while the process runs. A prompt that
+extends another one is cut at the same places as far as they agree, so a warm request runs through the model in exactly the
+pieces of a cold one, and its result is the same bit for bit. All positions are token counts from the start of the prompt.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CutRule:
+    """The three lengths, in tokens, that decide all cuts.
+
+    `step` is the longest prefill piece, `spacing` the longest stretch without a checkpoint, `minimum` the shortest distance
+    of a checkpoint from the one before it. Raises ValueError unless 1 <= minimum <= spacing and 1 <= step.
+    """
+
+    step: int
+    spacing: int
+    minimum: int = 64
+
+    def __post_init__(self) -> None:
+        if self.step < 1:
+            raise ValueError(f"step is {self.step} tokens; it must be at least 1")
+        if not 1 <= self.minimum <= self.spacing:
+            raise ValueError(
+                f"minimum is {self.minimum} and spacing {self.spacing} tokens; they must satisfy 1 <= minimum <= spacing"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One forward pass over the tokens start..end; `checkpoint` says that a segment is cut at its end."""
+
+    start: int
+    end: int
+    checkpoint: bool
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def checkpoints(boundaries: Sequence[int], length: int, rule: CutRule) -> tuple[int, ...]:
+    """The positions 0 < p <= `length` at which a segment is cut, ascending.
+
+    From the left: a boundary is kept unless it lies closer than `rule.minimum` to the last kept position, and where
+    `rule.spacing` tokens hold no kept boundary, their end is kept instead. Nothing to the right of a position decides about
+    it, so the checkpoints of a prefix are those of the whole that lie inside it. `boundaries` need not be sorted; those
+    outside of 1..length are ignored.
+    """
+    kept: list[int] = []
+    last = 0
+    for boundary in sorted({b for b in boundaries if 0 < b <= length}):
+        while last + rule.spacing < boundary:
+            last += rule.spacing
+            kept.append(last)
+        if boundary - last >= rule.minimum:
+            last = boundary
+            kept.append(last)
+    while last + rule.spacing <= length:
+        last += rule.spacing
+        kept.append(last)
+    return tuple(kept)
+
+
+def pieces(start: int, checkpoints: Sequence[int], length: int, rule: CutRule) -> tuple[Piece, ...]:
+    """The forward passes that take a prompt of `length` tokens from the resume point `start` to its end.
+
+    `checkpoints` are those of the whole prompt, ascending. The grid of `rule.step` restarts at `start` and at each
+    checkpoint. A start that no prefill stops at (the end of an adopted answer) takes the place of a checkpoint less than
+    `rule.minimum` behind it: that one is neither cut nor stopped at. Raises ValueError unless 0 <= start < length, because
+    at least one token must be computed to have logits.
+    """
+    if not 0 <= start < length:
+        raise ValueError(f"prefill cannot start at {start} of {length} tokens; at least one token must be left to compute")
+    stops = list(checkpoints[bisect_right(checkpoints, start) :])
+    if stops and stops[0] - start < rule.minimum and not _on_grid(start, checkpoints, rule):
+        del stops[0]
+    result: list[Piece] = []
+    at = start
+    for stop in [*(s for s in stops if s < length), length]:
+        while at < stop:
+            end = min(at + rule.step, stop)
+            result.append(Piece(at, end, end == stop and stop in stops))
+            at = end
+    return tuple(result)
+
+
+def resume_positions(segment_start: int, segment_end: int, rule: CutRule) -> range:
+    """Where a model whose cache can be cut anywhere may resume inside a segment: its grid positions before its end."""
+    return range(segment_start + rule.step, segment_end, rule.step)
+
+
+def _on_grid(position: int, checkpoints: Sequence[int], rule: CutRule) -> bool:
+    index = bisect_right(checkpoints, position)
+    anchor = checkpoints[index - 1] if index else 0
+    return (position - anchor) % rule.step == 0
