@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pooled_mlx.core.errors import ApiError, bad_request
@@ -314,3 +315,15 @@ def sse(data: Mapping[str, Any], event: str | None = None) -> str:
 def sse_comment(text: str) -> str:
     """One comment frame, which clients ignore."""
     return f": {text}\n\n"
+
+
+def name_tool_results(turns: Iterable[Turn]) -> list[Turn]:
+    """The turns with each tool result carrying the name of the call it answers, where an earlier turn has that call."""
+    names: dict[str, str] = {}
+    named: list[Turn] = []
+    for turn in turns:
+        names.update((call.id, call.name) for call in turn.tool_calls)
+        if turn.role == "tool" and turn.name is None and turn.tool_call_id in names:
+            turn = replace(turn, name=names[turn.tool_call_id])
+        named.append(turn)
+    return named
