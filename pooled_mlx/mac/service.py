@@ -1,0 +1,130 @@
+"""The launchd service: install it, remove it, say how it is. The command line and the menu bar both use this."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pooled_mlx.mac.facts import ServerFacts
+from pooled_mlx.mac.launchd import AgentStatus, Launchctl, serve_agent, write_agent
+from pooled_mlx.mac.places import SERVICE_LABEL, Places
+from pooled_mlx.mac.runs import Refusal, read_refusal
+
+START_CHECKS = 40
+START_PAUSE_SECONDS = 0.25
+
+
+def program_command(argv0: str | None = None, executable: str = sys.executable) -> list[str]:
+    """How to start pooled-mlx again: the console script where there is one, since it survives upgrades, else the module."""
+    argv0 = sys.argv[0] if argv0 is None else argv0
+    script = Path(argv0)
+    if script.name == "pooled-mlx":
+        found = str(script.absolute()) if script.exists() else shutil.which("pooled-mlx")
+        if found and os.access(found, os.X_OK):
+            return [found]
+    return [executable, "-m", "pooled_mlx"]
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What `install` did. `server` is the first sign of life; `refusal` says why there is none."""
+
+    plist: Path
+    server: ServerFacts
+    refusal: Refusal | None
+
+
+class Service:
+    """The service of this user. `look` asks the server at the address it will have."""
+
+    def __init__(
+        self,
+        where: Places,
+        launchctl: Launchctl,
+        look: Callable[[], ServerFacts],
+        *,
+        program: Sequence[str],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._where = where
+        self._launchctl = launchctl
+        self._look = look
+        self._program = program
+        self._sleep = sleep
+
+    @property
+    def installed(self) -> bool:
+        """True when the plist is in its place."""
+        return self._where.agent_file().exists()
+
+    def install(self, serve_arguments: Sequence[str], *, token_file: Path | None) -> Installed:
+        """Write the plist, load it, and wait a few seconds for a sign of life.
+
+        Raises `LaunchdError`, or `InstallRefusedError` when another server holds the address.
+        """
+        if not self._launchctl.status(SERVICE_LABEL).running:
+            before = self._look()
+            if before.state in ("foreign", "silent"):
+                raise InstallRefusedError(f"{before.reason}; free the port or install with --port")
+            if before.answers:
+                raise InstallRefusedError(
+                    "a pooled-mlx server that is not the service answers there already "
+                    f"(version {before.version or 'unknown'}): stop it, or install with --port"
+                )
+        arguments = list(serve_arguments)
+        if token_file is not None:
+            arguments += ["--token-file", str(token_file)]
+        self._where.refusal.unlink(missing_ok=True)
+        plist = write_agent(serve_agent(self._program, self._where, arguments), self._where)
+        self._launchctl.load(SERVICE_LABEL, plist)
+        server, refusal = self._first_sign()
+        return Installed(plist, server, refusal)
+
+    def uninstall(self) -> bool:
+        """Stop it and remove the plist; False when there was none. The token, models and logs stay. Raises `LaunchdError`."""
+        loaded = self._launchctl.unload(SERVICE_LABEL)
+        plist = self._where.agent_file()
+        existed = plist.exists()
+        plist.unlink(missing_ok=True)
+        return existed or loaded
+
+    def status(self) -> AgentStatus:
+        """What launchd knows."""
+        return self._launchctl.status(SERVICE_LABEL)
+
+    def start(self) -> None:
+        """Start it, loading it first if need be. Raises `LaunchdError`."""
+        if self.status().loaded:
+            self._launchctl.start(SERVICE_LABEL)
+        else:
+            self._launchctl.load(SERVICE_LABEL, self._where.agent_file())
+
+    def stop(self) -> None:
+        """Stop it until the next login or start. Raises `LaunchdError`."""
+        if self.status().running:
+            self._launchctl.stop(SERVICE_LABEL)
+
+    def restart(self) -> None:
+        """Stop it and start it, for example after an upgrade. Raises `LaunchdError`."""
+        if self.status().loaded:
+            self._launchctl.restart(SERVICE_LABEL)
+        else:
+            self.start()
+
+    def _first_sign(self) -> tuple[ServerFacts, Refusal | None]:
+        facts = self._look()
+        for _ in range(START_CHECKS):
+            refusal = read_refusal(self._where)
+            if refusal is not None or facts.answers:
+                return facts, refusal
+            self._sleep(START_PAUSE_SECONDS)
+            facts = self._look()
+        return facts, read_refusal(self._where)
+
+
+class InstallRefusedError(Exception):
+    """The service would not get its address."""
