@@ -1,0 +1,367 @@
+"""The pool of prompt caches: a tree of immutable segments under one budget in bytes.
+
+Pure policy over an abstract payload. Owned by the engine thread; nothing here is safe to call from another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pooled_mlx.engine.cuts import CutRule
+from pooled_mlx.engine.eviction import Rank, Tier, dead_tails, eviction_ranks, thinning_victim
+from pooled_mlx.engine.exact_ids import Ids, as_ids
+from pooled_mlx.engine.segment_tree import (
+    Boundary,
+    Kind,
+    Match,
+    NoData,
+    Segment,
+    SegmentData,
+    frozen,
+    longest_match,
+    newest_leaf,
+)
+
+__all__ = ["Boundary", "Kind", "Lease", "Match", "Pool", "Segment", "SegmentData"]
+
+MOST_STATES = 8
+"""States that one conversation keeps."""
+MOST_PINS = 4
+
+
+class Lease:
+    """What one running request stands on: while it is held, its segments and the state at its tip stay in the pool."""
+
+    def __init__(self, pool: Pool, tips: Sequence[Segment]) -> None:
+        self._pool = pool
+        self._tips: list[tuple[Segment, Segment]] = []
+        self._hold(tips)
+
+    def extend(self, tip: Segment) -> None:
+        """The request now stands at the end of `tip`; what does not lead there is given back."""
+        before = self._tips
+        self._hold([tip])
+        self._pool._unhold(before)
+
+    def release(self) -> None:
+        """Give everything back. Safe to call twice."""
+        before, self._tips = self._tips, []
+        self._pool._unhold(before)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _hold(self, tips: Sequence[Segment]) -> None:
+        self._tips = [(tip, tip.resume_point()) for tip in tips]
+        for tip, resume in self._tips:
+            resume.tips += 1
+            for segment in tip.path():
+                segment.leases += 1
+
+
+class Pool:
+    """Finds, keeps and forgets segments. `used_bytes` never exceeds `budget_bytes` but for what is leased or reserved.
+
+    `fingerprint` stands for everything that makes caches interchangeable (weights, dtype, versions, cut rule). `divisible`
+    says that the model's cache can be cut at any token. `clock` gives seconds and never goes back. `counters` only grow.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        fingerprint: bytes,
+        *,
+        divisible: bool,
+        rule: CutRule,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.divisible = divisible
+        self.rule = rule
+        self.clock = clock
+        self.root = Segment(None, frozen([]), NoData(), root_key=hashlib.sha256(fingerprint).digest())
+        self.segment_bytes = 0
+        self.reserved_bytes = 0
+        self.counters: Counter[str] = Counter()
+        self.pins: OrderedDict[str, Segment] = OrderedDict()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all segments and of everything reserved for running requests."""
+        return self.segment_bytes + self.reserved_bytes
+
+    def segments(self) -> Iterator[Segment]:
+        """All segments, parents first, without the root."""
+        tree = self.root.subtree()
+        next(tree)
+        return tree
+
+    def leaves(self) -> list[Segment]:
+        """The ends of all stored conversations."""
+        return [segment for segment in self.segments() if segment.is_leaf]
+
+    def lookup(self, ids: Sequence[int] | np.ndarray[Any, Any], limit: int | None = None) -> Match:
+        """The longest stored beginning of a prompt that it can resume from, at most `limit` tokens of it.
+
+        `limit` is capped at len(ids) - 1, because at least one token must be computed to have logits. Changes nothing.
+        """
+        tokens = as_ids(ids)
+        most = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
+        return longest_match(self.root, tokens, max(0, most), self.rule, divisible=self.divisible)
+
+    def lease(self, match: Match, label: str = "") -> Lease:
+        """Use a match: it counts as a hit and cannot be evicted until the lease is released.
+
+        `label` is the client's name; its system + tools prefix becomes that client's pin.
+        """
+        now = self.clock()
+        used = [*match.path, match.partial[0]] if match.partial else list(match.path)
+        for segment in used:
+            segment.hits += 1
+            segment.last_use = now
+            if segment.boundary == "system" and segment.kind != "side" and label:
+                self._pin(label, segment)
+        self.counters["hits" if match.tokens else "misses"] += 1
+        return Lease(self, [*match.path[-1:], *([match.partial[0]] if match.partial else [])])
+
+    def insert(
+        self,
+        parent: Segment,
+        ids: Sequence[int] | np.ndarray[Any, Any],
+        data: SegmentData,
+        *,
+        kind: Kind = "prompt",
+        boundary: Boundary = "turn",
+        label: str = "",
+        lease: Lease | None = None,
+    ) -> Segment | None:
+        """Store `ids` below `parent` (`root` for the first segment) and move `lease` there. Takes over `data`.
+
+        An equal segment that is stored already is returned instead. None, with `data` released, when there is no room, when
+        `parent` has left the pool, or when nothing could ever resume from the segment (no state and no lease). Raises
+        ValueError for an empty segment.
+        """
+        delta = frozen(ids)
+        if not len(delta):
+            raise ValueError("a segment needs at least one token")
+        if not parent.held:
+            return self._refuse(data, "parent gone")
+        twin = self._child(parent, delta)
+        if twin is not None:
+            self._adopt(twin, data, kind)
+            segment = twin
+        else:
+            if not data.has_state and lease is None:
+                return self._refuse(data, "no state")
+            if not self._make_way(parent, delta.nbytes + data.delta_bytes + data.state_bytes, data, kind):
+                return self._refuse(data, "no room")
+            segment = Segment(parent, delta, data, kind=kind, boundary=boundary, label=label, now=self.clock())
+            parent.children.setdefault(int(delta[0]), []).append(segment)
+            parent.forks += 1
+            self._measure(segment)
+            self.counters["inserted"] += 1
+        for ancestor in segment.path():
+            ancestor.last_use = self.clock()
+        if boundary == "system" and kind != "side" and label:
+            self._pin(label, segment)
+        if lease is not None:
+            lease.extend(segment)
+        return segment
+
+    def reserve(self, size_bytes: int) -> bool:
+        """Set bytes aside for a running request, evicting what must go. False, with nothing changed, if they do not fit."""
+        if not self.make_room(size_bytes):
+            return False
+        self.reserved_bytes += size_bytes
+        return True
+
+    def unreserve(self, size_bytes: int) -> None:
+        """Give reserved bytes back. Raises ValueError for more than are reserved."""
+        if size_bytes > self.reserved_bytes:
+            raise ValueError(f"{size_bytes} bytes given back, only {self.reserved_bytes} are reserved")
+        self.reserved_bytes -= size_bytes
+
+    def make_room(self, size_bytes: int) -> bool:
+        """Evict until `size_bytes` more fit into the budget. False, with nothing evicted, if they cannot."""
+        target = self.budget_bytes - size_bytes
+        if self.used_bytes <= target:
+            return True
+        if self.used_bytes - self._evictable_bytes() > target:
+            return False
+        return self._shrink(target)
+
+    def set_budget(self, budget_bytes: int) -> bool:
+        """Change the budget and evict down to it. False if leased and reserved bytes alone are above it."""
+        self.budget_bytes = budget_bytes
+        return self._shrink(budget_bytes)
+
+    def drop(self, segment: Segment, why: str) -> int:
+        """Take a segment and everything below it out of the pool, leased or not. Returns the number of segments dropped."""
+        if not segment.held or segment.parent is None:
+            return 0
+        dropped = list(segment.subtree())
+        for gone in reversed(dropped):
+            self._remove(gone)
+        self.counters[f"dropped: {why}"] += len(dropped)
+        self._prune(segment.parent)
+        return len(dropped)
+
+    def clear(self) -> None:
+        """Take everything out of the pool, leased or not. Reserved bytes stay reserved."""
+        for child in list(self.root.each_child()):
+            self.drop(child, "cleared")
+
+    def _refuse(self, data: SegmentData, why: str) -> None:
+        data.release()
+        self.counters[f"refused: {why}"] += 1
+
+    def _child(self, parent: Segment, ids: Ids) -> Segment | None:
+        for child in parent.children.get(int(ids[0]), ()):
+            if len(child) == len(ids) and np.array_equal(child.ids, ids):
+                return child
+        return None
+
+    def _adopt(self, twin: Segment, data: SegmentData, kind: Kind) -> None:
+        """The same segment was computed again: take the new arrays only if they bring back a state that was dropped."""
+        self.counters["known"] += 1
+        if twin.kind == "side":
+            twin.kind = kind
+        growth = len(twin) * 4 + data.delta_bytes + data.state_bytes - twin.bytes
+        if twin.has_state or not data.has_state or not self._make_way(twin, max(0, growth), data, kind):
+            data.release()
+            return
+        twin.data.release()
+        twin.data = data
+        self._measure(twin)
+        with Lease(self, [twin]):
+            for leaf in [segment for segment in twin.subtree() if segment.is_leaf]:
+                self._thin(leaf.path(), MOST_STATES)
+
+    def _make_way(self, parent: Segment, size_bytes: int, data: SegmentData, kind: Kind) -> bool:
+        with Lease(self, [parent]):
+            if data.state_bytes and (kind == "side") == (parent.kind == "side"):
+                # The newest state of a conversation takes the place of an older one before anybody else loses anything.
+                self._thin(parent.path(), MOST_STATES - 1)
+            if kind == "side":
+                return self._shrink(self.budget_bytes - size_bytes, Tier.DEAD_TAIL)
+            return self.make_room(size_bytes)
+
+    def _thin(self, path: Sequence[Segment], most: int) -> None:
+        """Leave at most `most` states in a path. A side request never thins the conversation that it hangs on."""
+        if not path:
+            return
+        side = path[-1].kind == "side"
+        while sum(1 for segment in path if segment.state_bytes and (segment.kind == "side") == side) > most:
+            victim = thinning_victim(path, self.rule, set(self.pins.values()))
+            if victim is None:
+                return
+            self._drop_state(victim)
+            self.counters["states thinned"] += 1
+
+    def _shrink(self, target_bytes: int, highest: Tier = Tier.PINNED) -> bool:
+        """Evict, lowest rank first and nothing above tier `highest`, until at most `target_bytes` are used."""
+        if self.used_bytes <= target_bytes:
+            return True
+        now, pinned = self.clock(), set(self.pins.values())
+        leaves = self.leaves()
+        dead = dead_tails(leaves)
+        current: dict[Segment, Rank] = {}
+        heap: list[tuple[Rank, int, Segment]] = []
+        order = itertools.count()
+
+        def rank(leaf: Segment) -> None:
+            for segment, value in eviction_ranks(leaf.path(), self.rule, pinned, dead, now).items():
+                if current.get(segment) != value:
+                    current[segment] = value
+                    heapq.heappush(heap, (value, next(order), segment))
+
+        for leaf in sorted(leaves, key=lambda segment: (segment.last_use, segment.key)):
+            rank(leaf)
+        while heap and self.used_bytes > target_bytes:
+            value, _, segment = heapq.heappop(heap)
+            if not segment.held or current.get(segment) != value:
+                continue
+            if value.tier > highest:
+                break
+            del current[segment]
+            self.counters[f"evicted: {value.tier.name.lower().replace('_', ' ')}"] += 1
+            above = segment
+            if segment.is_leaf:
+                above = self._evict(segment)
+            else:
+                self._drop_state(segment)
+            if above.parent is not None:
+                rank(newest_leaf(above))
+        return self.used_bytes <= target_bytes
+
+    def _evict(self, leaf: Segment) -> Segment:
+        """Remove a leaf and what is useless without it; returns the nearest segment above that stays."""
+        parent = leaf.parent
+        assert parent is not None
+        self._remove(leaf)
+        return self._prune(parent)
+
+    def _prune(self, segment: Segment) -> Segment:
+        """Remove leaves that nothing can resume from, upwards; returns the segment where this ends."""
+        while segment.parent is not None and segment.is_leaf and not segment.leases and not segment.has_state and segment.held:
+            parent = segment.parent
+            self._remove(segment)
+            self.counters["stateless removed"] += 1
+            segment = parent
+        return segment
+
+    def _remove(self, leaf: Segment) -> None:
+        assert leaf.parent is not None
+        assert leaf.is_leaf
+        siblings = leaf.parent.children[int(leaf.ids[0])]
+        siblings.remove(leaf)
+        if not siblings:
+            del leaf.parent.children[int(leaf.ids[0])]
+        leaf.held = False
+        self.segment_bytes -= leaf.bytes
+        leaf.bytes = 0
+        leaf.data.release()
+        for label in [label for label, pinned in self.pins.items() if pinned is leaf]:
+            del self.pins[label]
+
+    def _drop_state(self, segment: Segment) -> None:
+        segment.data.drop_state()
+        self._measure(segment)
+
+    def _measure(self, segment: Segment) -> None:
+        size = segment.ids.nbytes + segment.data.delta_bytes + segment.state_bytes
+        self.segment_bytes += size - segment.bytes
+        segment.bytes = size
+
+    def _pin(self, label: str, segment: Segment) -> None:
+        self.pins[label] = segment
+        self.pins.move_to_end(label)
+        while len(self.pins) > MOST_PINS:
+            self.pins.popitem(last=False)
+
+    def _evictable_bytes(self) -> int:
+        return sum(
+            (0 if segment.tips else segment.state_bytes) if segment.leases else segment.bytes for segment in self.segments()
+        )
+
+    def _unhold(self, tips: Sequence[tuple[Segment, Segment]]) -> None:
+        for tip, resume in tips:
+            resume.tips -= 1
+            for segment in tip.path():
+                segment.leases -= 1
+            end = tip
+            while not end.held:
+                assert end.parent is not None
+                end = end.parent
+            self._thin(self._prune(end).path(), MOST_STATES)
