@@ -36,7 +36,7 @@ check:
 	@sh scripts/setup.sh dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format:
 	@sh scripts/setup.sh dev
