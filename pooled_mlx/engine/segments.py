@@ -133,9 +133,9 @@ class Backing:
             data.detach()
 
     @property
-    def held_tokens(self) -> int:
-        """Tokens that segments still read from these caches."""
-        return sum(data.hi - data.lo for data in self._held)
+    def held_bytes(self) -> int:
+        """Bytes of these caches that the pool counts already, as the segments' own."""
+        return sum(data.delta_bytes for data in self._held)
 
 
 class SegmentData:
@@ -172,6 +172,10 @@ class SegmentData:
     def has_state(self) -> bool:
         """True when a request may resume at `hi`."""
         return self._divisible or self._states is not None
+
+    def reads(self, backing: Backing) -> bool:
+        """True when the delta is a window on `backing`."""
+        return self._backing is backing
 
     @property
     def backed(self) -> bool:

@@ -1,0 +1,192 @@
+"""One running request, as the engine thread sees it. The only mutable value of the engine's data flow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from pooled_mlx.core.errors import ApiError
+from pooled_mlx.core.events import Event, Failed, Finished, Usage
+from pooled_mlx.core.ports import Prepared
+from pooled_mlx.engine.channel import Channel
+from pooled_mlx.engine.pool import Boundary, Lease
+from pooled_mlx.engine.prompt import Prompt
+from pooled_mlx.engine.sampler import SamplingParameters
+from pooled_mlx.engine.segments import Backing
+from pooled_mlx.grammar.match import Constraint
+from pooled_mlx.text.answer_stream import AnswerStream
+
+EndReason = Literal["stop", "length", "context_full"]
+"""Why the engine stopped a row; what the client reads is decided by the answer (it may have ended with calls)."""
+
+
+class Script(Protocol):
+    """Scripted logits of a replayed answer."""
+
+    def next_token(self, ahead: int) -> int | None:
+        """The token the script wants after the consumed ones and `ahead` more scripted ones; None past its end."""
+        ...
+
+    def consume(self, token: int) -> None:
+        """The row really took `token`."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """Everything about one running request. Owned by the engine thread from submission on.
+
+    `ids` are the prompt's ids; `out` the tokens reported so far, all of which are in the row's cache when it ends.
+    `lower` is the token at which the next segment starts, `parent` the segment that ends there.
+    """
+
+    prepared: Prepared
+    prompt: Prompt
+    channel: Channel
+    answer: AnswerStream
+    sampling: SamplingParameters
+    max_tokens: int
+    context_limited: bool
+    eos_ids: frozenset[int]
+    close_thinking_id: int | None = None
+    thinking_budget: int | None = None
+    constraint: Constraint | None = None
+    script: Script | None = None
+    fault: Any = None
+    submitted_at: float = 0.0
+    started_at: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+
+    out: list[int] = field(default_factory=list)
+    forced: list[int] = field(default_factory=list)
+    caches: list[Any] | None = None
+    pending: Any = None
+    backing: Backing | None = None
+    lease: Lease | None = None
+    parent: Any = None
+    lower: int = 0
+    position: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    cache_note: str = ""
+    decoding: bool = False
+    retried: bool = False
+    cold: bool = False
+    parked_at: float | None = None
+    broken: Exception | None = None
+    ended: bool = False
+    finish: EndReason | None = None
+    projected_bytes: int = 0
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.prepared.request.id
+
+    @property
+    def ids(self) -> np.ndarray:
+        """What prefill must read: the prompt, and after a rebuild the tokens reported so far as well."""
+        if not self.out:
+            return self.prompt.ids
+        return np.concatenate([self.prompt.ids, np.asarray(self.out, np.uint32)])
+
+    @property
+    def is_side(self) -> bool:
+        """True for what looks like a one-off request (a title, a summary): no tools, and no turn of the model yet."""
+        request = self.prepared.request
+        return not request.tools and all(turn.role != "assistant" for turn in request.turns)
+
+    def boundary_at(self, end: int) -> Boundary:
+        """What ends at token `end` of the prompt."""
+        prompt = self.prompt
+        if end == prompt.system_end:
+            return "system"
+        turns = self.prepared.request.turns
+        for start, index in prompt.turns:
+            if start == end:
+                return "user" if turns[index].role == "user" else "turn"
+        return "turn" if end in prompt.boundaries or end >= len(prompt.ids) else "inside"
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the consumer has gone."""
+        return self.channel.cancelled
+
+    @property
+    def needs_sync(self) -> bool:
+        """True when the next token cannot be chosen before the last one is read."""
+        if self.constraint is not None:
+            return True
+        budget = self.thinking_budget
+        return budget is not None and self.answer.in_reasoning and self.answer.reasoning_tokens + 1 >= budget
+
+    def take(self, token: int) -> list[Event]:
+        """Report `token`: constraint, script, text. Returns its events and sets `finish` when the answer is over.
+
+        Raises `GrammarFailed` when the constraint cannot go on.
+        """
+        self.out.append(token)
+        if self.script is not None:
+            self.script.consume(token)
+        if token in self.eos_ids:
+            self.finish = "stop"
+            return []
+        if self.constraint is not None:
+            self.constraint.consume(token)
+        events = self.answer.feed(token)
+        if self.answer.stop is not None:
+            self.finish = "stop"
+        elif len(self.out) >= self.max_tokens:
+            self.finish = "context_full" if self.context_limited else "length"
+        return events
+
+    def plan_forced(self) -> None:
+        """Queue what must come next whatever the model says: grammar's forced tokens, or the end of a spent thought."""
+        if self.forced or self.finish is not None:
+            return
+        if self.constraint is not None:
+            if self.constraint.stopped():
+                self.forced = [min(self.eos_ids)]
+            else:
+                self.forced = [token for token in self.constraint.forced() if token not in self.eos_ids]
+        budget = self.thinking_budget
+        if (
+            not self.forced
+            and budget is not None
+            and self.close_thinking_id is not None
+            and self.answer.in_reasoning
+            and self.answer.reasoning_tokens >= budget
+        ):
+            self.forced = [self.close_thinking_id]
+
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return Usage(
+            prompt_tokens=len(self.prompt.ids),
+            completion_tokens=len(self.out),
+            cached_tokens=self.cached_tokens,
+            reasoning_tokens=self.answer.reasoning_tokens,
+        )
+
+    def emit(self, events: list[Event]) -> None:
+        """Send events to the consumer."""
+        for event in events:
+            self.channel.put(event)
+
+    def end(self) -> None:
+        """Send the rest of the answer and `Finished`."""
+        if self.ended:
+            return
+        self.ended = True
+        assert self.finish is not None
+        self.emit(self.answer.finish(self.finish))
+        self.channel.put(Finished(self.answer.finish_reason(self.finish), self.usage(), self.answer.stop, self.cache_note))
+
+    def fail(self, error: ApiError) -> None:
+        """Send `Failed`."""
+        if not self.ended:
+            self.ended = True
+            self.channel.put(Failed(error))
