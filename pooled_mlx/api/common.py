@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pooled_mlx.api.frames import data_frame
 from pooled_mlx.core.errors import ApiError, bad_request
 from pooled_mlx.core.request import Effort, Sampling, Tool, ToolChoice, Turn
 
@@ -308,13 +309,7 @@ def error_headers(error: ApiError) -> dict[str, str]:
 
 def sse(data: Mapping[str, Any], event: str | None = None) -> str:
     """One server-sent event frame; `event` adds the event line that the Messages and Responses clients read."""
-    body = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {event}\ndata: {body}\n\n" if event else f"data: {body}\n\n"
-
-
-def sse_comment(text: str) -> str:
-    """One comment frame, which clients ignore."""
-    return f": {text}\n\n"
+    return f"event: {event}\n{data_frame(data)}" if event else data_frame(data)
 
 
 def name_tool_results(turns: Iterable[Turn]) -> list[Turn]:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pooled_mlx.api.blobs import encode_blob
-from pooled_mlx.api.common import id_suffix, sse, sse_comment
+from pooled_mlx.api.common import id_suffix, sse
 from pooled_mlx.api.edge import Header, Parsed
+from pooled_mlx.api.frames import comment_frame
 from pooled_mlx.api.messages.request import MessagesOptions
 from pooled_mlx.core.answer import Answer, Fold
 from pooled_mlx.core.errors import ApiError
@@ -181,7 +182,7 @@ class MessagesRenderer:
 
     def comment(self, text: str) -> str:
         """A comment frame."""
-        return sse_comment(text)
+        return comment_frame(text)
 
     def _enter(self, kind: str, block: Mapping[str, Any]) -> str:
         """Open a block of this kind unless it is open; a change of kind closes the one before."""

@@ -158,8 +158,7 @@ def _read_truncation(body: Fields, warnings: list[str]) -> None:
 def _echo(body: Fields, request: Request, store: bool) -> dict[str, Any]:
     """The fields of the request that the response object repeats, with their defaults."""
     values = body.values
-    text = dict(body.object("text").values) if body.object("text") else {}  # pyright: ignore[reportOptionalMemberAccess]
-    text.setdefault("format", {"type": "text"})
+    text = {"format": {"type": "text"}, **(values.get("text") or {})}
     return {
         "background": False,
         "instructions": values.get("instructions"),

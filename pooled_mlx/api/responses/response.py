@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pooled_mlx.api.blobs import encode_blob
-from pooled_mlx.api.common import id_suffix, openai_error, sse, sse_comment
+from pooled_mlx.api.common import id_suffix, openai_error, sse
 from pooled_mlx.api.edge import Header, Parsed
+from pooled_mlx.api.frames import comment_frame
 from pooled_mlx.api.responses.request import ResponsesOptions
 from pooled_mlx.api.responses.stored import Item
 from pooled_mlx.api.responses.tools import CallName
@@ -187,7 +188,7 @@ class ResponsesRenderer:
 
     def comment(self, text: str) -> str:
         """A comment frame."""
-        return sse_comment(text)
+        return comment_frame(text)
 
     @property
     def _index(self) -> int:
