@@ -83,10 +83,11 @@ def pieces(start: int, checkpoints: Sequence[int], length: int, rule: CutRule) -
         del stops[0]
     result: list[Piece] = []
     at = start
+    cut_at_end = length in stops
     for stop in [*(s for s in stops if s < length), length]:
         while at < stop:
             end = min(at + rule.step, stop)
-            result.append(Piece(at, end, end == stop and stop in stops))
+            result.append(Piece(at, end, end == stop and (stop < length or cut_at_end)))
             at = end
     return tuple(result)
 
