@@ -1,0 +1,293 @@
+"""The parser shared by formats that put thinking and calls between tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Literal, Protocol
+
+from pooled_mlx.core.request import Tool
+from pooled_mlx.text.answer_stream import ParserSetup
+from pooled_mlx.text.event_writer import SPACE
+
+THINK, END_THINK = "<think>", "</think>"
+
+Step = tuple[Literal["open", "rejected", "done"], str]
+"""What a reader made of a piece: it wants more; or what it read is no call, with all of that text; or the call is
+complete, with the text after it."""
+
+
+class CallReader(Protocol):
+    """Reads the body of one call. Until `committed` nothing of it has become an event."""
+
+    @property
+    def committed(self) -> bool:
+        """True once the call has begun for the client: from here on it is completed, never taken back."""
+        ...
+
+    def feed(self, text: str) -> Step:
+        """The next piece of the body."""
+        ...
+
+    def close(self) -> Step:
+        """The closing tag or the end of the answer: complete the call or reject it. Never "open"."""
+        ...
+
+    def accepts_close(self, after_newline: bool) -> bool:
+        """Whether a closing tag spelled with ordinary text counts here. `after_newline`: it stands on a line of its own."""
+        ...
+
+
+class Calls:
+    """The calls one answer may still make."""
+
+    def __init__(self, setup: ParserSetup) -> None:
+        self._writer = setup.writer
+        self._limit = setup.request.call_limit
+        self._tools = {tool.name: tool for tool in setup.request.callable_tools}
+
+    @property
+    def possible(self) -> bool:
+        """True while one more call may begin."""
+        return bool(self._tools) and self._writer.started_calls < self._limit
+
+    def find(self, name: str) -> Tool | None:
+        """The callable tool of that name."""
+        tool = self._tools.get(name)
+        if tool is None:
+            self._writer.note(f"a call of {name!r}, which is not a callable tool, was left as text")
+        return tool
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The callable tools."""
+        return tuple(self._tools.values())
+
+
+class TaggedParser:
+    """Thinking tags, a call tag pair, and text around them.
+
+    Tags count by token where the model has them as tokens, else by their spelling. A thinking tag opens or closes thinking
+    wherever it stands; a closing one outside of thinking is dropped. A call inside thinking is a call, and the thinking
+    goes on after it. What turns out to be no call is text (or thinking), tags included.
+    """
+
+    def __init__(
+        self,
+        setup: ParserSetup,
+        *,
+        call_tags: tuple[str, str] | None,
+        reader: Callable[[bool], CallReader] | None = None,
+        bare: str | None = None,
+        again: str | None = None,
+    ) -> None:
+        """`call_tags` enclose a call, None where the format has none. `reader(bare)` makes a reader for a call's body.
+
+        `bare` begins a call that lacks its tags, at the start of a line. `again` is the character with which another call
+        may begin inside the same pair of tags.
+        """
+        self._writer = setup.writer
+        self._calls = Calls(setup)
+        self._open_tag, self._close_tag = call_tags or ("", "")
+        self._new_reader = reader
+        self._bare = bare if call_tags and self._calls.possible else None
+        self._again = again
+        self._thinking = setup.reasoning_open
+        self._reader: CallReader | None = None
+        self._opening = ""
+        self._inside_pair = False
+        self._junk = ""
+        self._held = ""
+        self._last = "\n"
+        spelled: list[str] = []
+        if setup.reasoning_open or setup.request.thinking.on:
+            spelled += [tag for tag in (THINK, END_THINK) if tag not in setup.token_tags]
+        if self._calls.possible and call_tags:
+            spelled += [tag for tag in call_tags if tag not in setup.token_tags]
+        self._spelled_pair = tuple(tag for tag in spelled if tag in (self._open_tag, self._close_tag))
+        self._triggers = tuple(spelled) + ((self._bare,) if self._bare else ())
+        self._trigger = re.compile("|".join(map(re.escape, self._triggers))) if self._triggers else None
+        self._prefixes = frozenset(mark[:n] for mark in self._triggers for n in range(1, len(mark)))
+
+    @property
+    def in_reasoning(self) -> bool:
+        """True while what comes next is thinking."""
+        return self._thinking and (self._reader is None or not self._reader.committed)
+
+    def text(self, text: str) -> None:
+        """Ordinary text."""
+        if self._reader is None and self._trigger is None and not self._inside_pair:
+            self._put(text)
+            return
+        text, self._held = self._held + text, ""
+        while text:
+            text = self._step(text) if self._reader is None else self._read(text)
+
+    def tag(self, name: str) -> None:
+        """A tag that came as a token of its own."""
+        if self._reader is not None:
+            self._release_held()
+        if self._reader is not None:
+            if name not in (self._open_tag, self._close_tag) and self._reader.committed:
+                self._run(self._reader.feed(name))
+                return
+            self._end_call(name == self._close_tag)
+            if name == self._close_tag:
+                return
+        if self._held:
+            held, self._held = self._held, ""
+            self._put(held)
+        self._outer_tag(name)
+
+    def finish(self, cut: bool) -> None:
+        """The answer is over."""
+        if self._reader is not None:
+            self._release_held()
+        if self._reader is None:
+            held, self._held = self._held, ""
+            if held:
+                self._put(held)
+            return
+        if cut:
+            if not self._reader.committed:
+                self._writer.note("the limit cut off a call before its name")
+            return
+        self._writer.note("the turn ended inside a call")
+        self._end_call(False)
+
+    def _outer_tag(self, name: str) -> None:
+        if name == THINK:
+            if not self._thinking:
+                self._thinking = True
+                self._writer.open_reasoning()
+        elif name == END_THINK:
+            if self._thinking:
+                self._thinking = False
+                self._writer.close_reasoning()
+        elif name == self._open_tag and self._calls.possible:
+            self._begin(name)
+        elif name == self._close_tag and self._inside_pair:
+            self._inside_pair, self._junk = False, ""
+        else:
+            self._put(name)
+
+    def _begin(self, opening: str) -> None:
+        assert self._new_reader is not None
+        self._inside_pair, self._junk = False, ""
+        self._reader = self._new_reader(opening == self._bare)
+        self._opening = opening
+
+    def _step(self, text: str) -> str:
+        """Outside of calls: deal with the front of `text`, return the rest."""
+        if self._inside_pair:
+            rest = text.lstrip(SPACE + ",}]")
+            self._junk += text[: len(text) - len(rest)]
+            if not rest:
+                return ""
+            if rest[0] == self._again and self._calls.possible:
+                self._begin("")
+                return rest
+            self._inside_pair = any(rest.startswith(tag) or tag.startswith(rest) for tag in self._spelled_pair)
+            text = rest
+        match = self._trigger.search(text) if self._trigger else None
+        if match is None:
+            self._put(text[: len(text) - self._hold(text)])
+            return ""
+        name = match.group()
+        self._put(text[: match.start()])
+        if name == self._bare and (self._thinking or self._last != "\n" or self._in_code()):
+            self._put(name)
+        elif name == self._bare:
+            self._begin(name)
+        else:
+            self._outer_tag(name)
+        return text[match.end() :]
+
+    def _hold(self, text: str) -> int:
+        for start in range(max(0, len(text) - max(map(len, self._triggers), default=0) + 1), len(text)):
+            if text[start:] in self._prefixes:
+                self._held = text[start:]
+                return len(text) - start
+        return 0
+
+    def _in_code(self) -> bool:
+        return self._writer.answer_text.count("```") % 2 == 1
+
+    def _read(self, text: str) -> str:
+        """Inside a call: deal with the front of `text`, return the rest."""
+        assert self._reader is not None
+        close = self._close_tag if self._close_tag in self._spelled_pair else ""
+        if close and text.startswith(close):
+            back = text[len(close) :]
+            if self._reader.accepts_close(self._last == "\n"):
+                self._end_call(True)
+                return back
+            self._last = close[-1]
+            return self._result(self._reader.feed(close)) + back
+        end = len(text)
+        if close:
+            end = next((at for at in _positions(text, close[0]) if _may_begin(text, at, close)), end)
+        if end:
+            self._last = text[end - 1]
+            step = self._reader.feed(text[:end])
+            if step[0] != "open":
+                return self._result(step) + text[end:]
+        if len(text) - end >= len(close):
+            return text[end:]
+        self._held = text[end:]
+        return ""
+
+    def _release_held(self) -> None:
+        held, self._held = self._held, ""
+        if held:
+            assert self._reader is not None
+            self._run(self._reader.feed(held))
+
+    def _run(self, step: Step) -> None:
+        text = self._result(step)
+        while text:
+            text = self._step(text) if self._reader is None else self._read(text)
+
+    def _result(self, step: Step) -> str:
+        state, rest = step
+        if state == "rejected":
+            self._reader = None
+            self._put(self._opening)
+        elif state == "done":
+            self._reader = None
+            self._inside_pair = True
+            self._last = "\n"
+        return rest
+
+    def _end_call(self, closed: bool) -> None:
+        """A tag or the end of the answer ends the call being read."""
+        while self._reader is not None:
+            step = self._reader.close()
+            self._run(step)
+            if step[0] == "done":
+                self._inside_pair, self._junk = False, ""
+                return
+        if closed:
+            self._put(self._close_tag)
+
+    def _put(self, text: str) -> None:
+        if not text:
+            return
+        text, self._junk = self._junk + text, ""
+        self._last = text[-1]
+        if self._thinking:
+            self._writer.reasoning(text)
+        else:
+            self._writer.text(text)
+
+
+def _positions(text: str, char: str) -> Iterator[int]:
+    at = text.find(char)
+    while at >= 0:
+        yield at
+        at = text.find(char, at + 1)
+
+
+def _may_begin(text: str, at: int, mark: str) -> bool:
+    """Whether `mark` stands at `at`, or may do so once more text came."""
+    return text.startswith(mark, at) or (len(text) - at < len(mark) and mark.startswith(text[at:]))
