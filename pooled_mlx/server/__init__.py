@@ -1,0 +1,1 @@
+"""HTTP: the only package that imports Quart and Hypercorn."""

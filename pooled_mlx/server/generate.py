@@ -1,0 +1,143 @@
+"""The one handler behind every generating endpoint, and the one that only counts tokens."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from quart import Response, request
+from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
+
+from pooled_mlx.api.body import decode_json
+from pooled_mlx.api.edge import Edge, Header, Parsed
+from pooled_mlx.api.routes import CountRoute, ParseBody
+from pooled_mlx.core.errors import ApiError, bad_request, engine_failed
+from pooled_mlx.core.ports import Prepared
+from pooled_mlx.server.context import RequestState, ServerContext, current_state, error_response, json_response, shutting_down
+from pooled_mlx.server.exchange import EventStream, Exchange, collect
+from pooled_mlx.server.guard import body_too_large
+from pooled_mlx.server.request_log import RequestRecord, client_label
+
+logger = logging.getLogger("pooled.server")
+
+_HEADER_CHARACTERS = 2000
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class GenerateHandler:
+    """POST of one edge: read, parse and prepare (every 4xx), queue, then stream or wait for the whole answer."""
+
+    def __init__(self, context: ServerContext, api: str, edge: Edge) -> None:
+        self._context = context
+        self._api = api
+        self._edge = edge
+
+    async def __call__(self) -> Response:
+        """Answer the current request."""
+        state = current_state()
+        record = RequestRecord(state.id, self._api, client_label(state.head.headers.get("user-agent")))
+        state.cleanups.append(lambda: self._write(record))
+        try:
+            response = await self._answer(state, record)
+        except ApiError as error:
+            record.refuse(error)
+            response = error_response(self._edge, error)
+        except Exception:
+            logger.exception("request %s failed", state.id)
+            error = engine_failed("The server failed to handle this request. Its log has the details.")
+            record.refuse(error)
+            response = error_response(self._edge, error)
+        record.status = response.status_code
+        return response
+
+    async def _answer(self, state: RequestState, record: RequestRecord) -> Response:
+        context = self._context
+        try:
+            raw = await read_body(context)
+            parsed, prepared = await context.work(self._prepare, raw, state.id, record.client)
+            for warning in parsed.warnings:
+                context.warn_once(record.client, warning)
+            if context.stopping:
+                raise shutting_down()
+            generation = context.engine.submit(prepared)
+        except ApiError as error:
+            if context.hooks.refused is not None:
+                context.hooks.refused(error.kind)
+            raise
+        record.stream = parsed.stream
+        watch = context.hooks.watch(self._api) if context.hooks.watch is not None else None
+        exchange = Exchange(generation, context.settings, record, watch, context.exchanges.discard)
+        context.exchanges.add(exchange)
+        state.cleanups.append(exchange.close)
+        header = Header(context.engine.model.public_id, int(time.time()), prepared.prompt_tokens)
+        if parsed.stream:
+            return self._stream(exchange, parsed, prepared, header)
+        return await self._whole(exchange, parsed, prepared, header)
+
+    def _prepare(self, raw: bytes, request_id: str, client: str) -> tuple[Parsed, Prepared]:
+        parsed = self._edge.parse(decode_json(raw), request_id=request_id, client=client)
+        return parsed, self._context.engine.prepare(parsed.request)
+
+    def _stream(self, exchange: Exchange, parsed: Parsed, prepared: Prepared, header: Header) -> Response:
+        renderer = self._edge.renderer(parsed, header)
+        body = EventStream(exchange, renderer, self._context.settings.keep_alive_seconds)
+        response = Response(body, content_type="text/event-stream; charset=utf-8")
+        response.timeout = None
+        response.headers.update({**_STREAM_HEADERS, **_unenforced(prepared)})
+        return response
+
+    async def _whole(self, exchange: Exchange, parsed: Parsed, prepared: Prepared, header: Header) -> Response:
+        answer = await collect(exchange)
+        headers = _unenforced(prepared)
+        if answer.cache_note:
+            headers["x-pooled-cache"] = _header_text(answer.cache_note)
+        return json_response(self._edge.whole(parsed, header, answer), headers=headers)
+
+    def _write(self, record: RequestRecord) -> None:
+        fields = record.write()
+        if self._context.hooks.finished is not None:
+            self._context.hooks.finished(fields)
+
+
+class CountHandler:
+    """POST of an endpoint that answers the prompt length of a request and does nothing else."""
+
+    def __init__(self, context: ServerContext, route: CountRoute) -> None:
+        self._context = context
+        self._route = route
+
+    async def __call__(self) -> Response:
+        """Answer the current request."""
+        state = current_state()
+        client = client_label(state.head.headers.get("user-agent"))
+        try:
+            raw = await read_body(self._context)
+            count = await self._context.work(self._count, self._route.parse, raw, state.id, client)
+        except ApiError as error:
+            return error_response(self._route.edge, error)
+        return json_response(self._route.answer(count))
+
+    def _count(self, parse: ParseBody, raw: bytes, request_id: str, client: str) -> int:
+        parsed = parse(decode_json(raw), request_id=request_id, client=client)
+        return self._context.engine.count_tokens(parsed.request)
+
+
+async def read_body(context: ServerContext) -> bytes:
+    """The whole body. Raises `ApiError` 413 when it grows over the limit and 400 when it does not arrive in time."""
+    try:
+        raw = await request.get_data(cache=False, as_text=False)
+        return raw if isinstance(raw, bytes) else raw.encode()
+    except RequestEntityTooLarge:
+        raise body_too_large(context.settings.body_limit_bytes) from None
+    except RequestTimeout:
+        raise bad_request(f"The body did not arrive within {context.settings.body_timeout_seconds:g} seconds.") from None
+
+
+def _unenforced(prepared: Prepared) -> dict[str, Any]:
+    return {"x-pooled-unenforced": _header_text(", ".join(prepared.unenforced))} if prepared.unenforced else {}
+
+
+def _header_text(text: str) -> str:
+    printable = text.encode("ascii", "backslashreplace").decode()
+    return "".join(character if character.isprintable() else " " for character in printable)[:_HEADER_CHARACTERS]
