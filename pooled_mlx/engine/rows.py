@@ -11,6 +11,7 @@ from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.events import Event, Failed, Finished, Usage
 from pooled_mlx.core.ports import Prepared
 from pooled_mlx.engine.channel import Channel
+from pooled_mlx.engine.faults import Faults
 from pooled_mlx.engine.pool import Boundary, Lease
 from pooled_mlx.engine.prompt import Prompt
 from pooled_mlx.engine.sampler import SamplingParameters
@@ -54,7 +55,7 @@ class Row:
     thinking_budget: int | None = None
     constraint: Constraint | None = None
     script: Script | None = None
-    fault: Any = None
+    fault: Faults | None = None
     submitted_at: float = 0.0
     started_at: float = 0.0
     first_token_at: float = 0.0

@@ -1,0 +1,147 @@
+"""Drives the engine's loop without a server: rows over token ids, an answer that is the ids themselves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pooled_mlx.core.events import Event, Failed, Finished, Text, check_order
+from pooled_mlx.core.ports import Prepared
+from pooled_mlx.core.request import Request, ToolCall, Turn
+from pooled_mlx.engine.cuts import CutRule
+from pooled_mlx.engine.facts import Facts
+from pooled_mlx.engine.loop import Loop, LoopSettings
+from pooled_mlx.engine.mlx_backend import LoadedModel, mx
+from pooled_mlx.engine.pool import Pool
+from pooled_mlx.engine.prefill import divisible
+from pooled_mlx.engine.prompt import Prompt
+from pooled_mlx.engine.rows import EndReason, Row
+from pooled_mlx.engine.sampler import SamplingParameters
+
+_numbers = itertools.count()
+MOST_TURNS = 20_000
+
+
+class PlainAnswer:
+    """Every token is a text event; nothing is held back."""
+
+    stop: str | None = None
+    in_reasoning = False
+    reasoning_tokens = 0
+
+    def feed(self, token: int) -> list[Event]:
+        return [Text(f"{token} ")]
+
+    def finish(self, reason: EndReason) -> list[Event]:
+        return []
+
+    def finish_reason(self, reason: EndReason) -> EndReason:
+        return reason
+
+    def parsed(self) -> tuple[str, str, tuple[ToolCall, ...]]:
+        return "", "", ()
+
+
+class ListChannel:
+    """A channel that a test reads directly."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.cancelled = False
+        self.backlog = 0
+
+    def put(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def end(self) -> Finished | Failed:
+        """The last event, after a check of the whole order."""
+        check_order(self.events)
+        last = self.events[-1]
+        assert isinstance(last, Finished | Failed)
+        return last
+
+
+def make_row(
+    ids: Sequence[int] | np.ndarray,
+    most: int = 30,
+    boundaries: Sequence[int] = (),
+    *,
+    system_end: int = 0,
+    sampling: SamplingParameters | None = None,
+    eos: Sequence[int] = (),
+    tools: bool = False,
+    answer: Any = None,
+    **more: Any,
+) -> Row:
+    """A row over a prompt of token ids, greedy unless told otherwise."""
+    turns = (Turn("user", "question"), Turn("assistant", "answer"), Turn("user", "more"))
+    request = Request(id=f"row-{next(_numbers)}", turns=turns)
+    prompt = Prompt(
+        ids=np.asarray(ids, np.uint32),
+        boundaries=tuple(boundaries),
+        head=max(boundaries, default=0),
+        system_end=system_end,
+        reasoning_open=False,
+        opened="",
+        turns=(),
+        history=b"",
+    )
+    channel: Any = ListChannel()
+    return Row(
+        prepared=Prepared(request, len(prompt.ids), most),
+        prompt=prompt,
+        channel=channel,
+        answer=answer or PlainAnswer(),
+        sampling=sampling or SamplingParameters(),
+        max_tokens=most,
+        context_limited=False,
+        eos_ids=frozenset(eos),
+        **more,
+    )
+
+
+def make_loop(
+    model: LoadedModel,
+    *,
+    step: int = 64,
+    spacing: int = 256,
+    minimum: int = 64,
+    budget: int = 1 << 30,
+    remember: Callable[[Row], None] = lambda row: None,
+    **settings: Any,
+) -> Loop:
+    """A loop with its own pool."""
+    rule = CutRule(step, spacing, min(minimum, step))
+    pool = Pool(budget, b"test", divisible=divisible(model), rule=rule)
+    return Loop(model, pool, rule, LoopSettings(**{"token_bytes": 1024, **settings}), Facts(), remember)
+
+
+def drive(loop: Loop, arrivals: Mapping[int, Sequence[Row]], until: Callable[[], bool] | None = None) -> int:
+    """Submit rows before the given turns and run until nothing is left to do (or `until`); returns the number of turns."""
+    waiting = dict(arrivals)
+    for turn in range(MOST_TURNS):
+        for row in waiting.pop(turn, ()):
+            loop.submit(row)
+        if until is not None and until():
+            return turn
+        if loop.busy:
+            loop.turn()
+        elif not waiting:
+            return turn
+    raise AssertionError(f"the loop was not done after {MOST_TURNS} turns")
+
+
+def run(loop: Loop, *rows: Row) -> None:
+    """Submit all rows at once and run them to their ends."""
+    drive(loop, {0: rows})
+
+
+def solo_greedy(model: LoadedModel, ids: np.ndarray, count: int) -> list[int]:
+    """What mlx-lm's own generator gives for this prompt."""
+    from mlx_lm.generate import generate_step
+
+    return [int(token) for token, _ in generate_step(mx.array(ids), model.module, max_tokens=count)]
