@@ -1,0 +1,232 @@
+"""Lays out the pieces of a rendered prompt: boundaries, turns, and the exact ids of answers that were generated here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pooled_mlx.core.request import Turn
+from pooled_mlx.engine.conversation import Said, last_user
+from pooled_mlx.engine.exact_ids import ExactIds, HistoryHash, Ids, Known, canonical_answer
+from pooled_mlx.engine.pieces import Piece
+from pooled_mlx.engine.template_traits import TemplateTraits
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where everything is in the final ids [tokens]; see `Prompt`."""
+
+    ids: Ids
+    boundaries: tuple[int, ...]
+    head: int
+    system_end: int
+    turns: tuple[tuple[int, int], ...]
+    history: bytes
+    opened: str
+
+
+@dataclass(slots=True)
+class _Writer:
+    """The final ids so far."""
+
+    parts: list[Ids] = field(default_factory=list[Ids])
+    length: int = 0
+    boundaries: set[int] = field(default_factory=set[int])
+    history: HistoryHash = field(default_factory=HistoryHash)
+
+    def write(self, ids: Ids) -> None:
+        self.parts.append(ids)
+        self.length += len(ids)
+        self.history.add(ids)
+
+
+def lay_out(
+    pieces: Sequence[Piece], traits: TemplateTraits, said: Sequence[Said], turns: Sequence[Turn], exact_ids: ExactIds | None
+) -> Layout:
+    """Join the pieces, with the known ids of answers in place of their rendering. `said` are the messages that were rendered.
+
+    Where the turns in the pieces cannot be told apart for sure, nothing is replaced: a miss, never a wrong hit.
+    """
+    plan = _Plan(pieces, traits, said)
+    writer = _Writer()
+    starts: dict[int, int] = {}
+    head, history, place = 0, b"", 0
+    closed = False
+    while place < len(pieces):
+        piece = pieces[place]
+        if piece.control in traits.openers:
+            starts[place] = writer.length
+            if not closed:
+                writer.boundaries.add(writer.length)
+            closed = False
+        if place == plan.head:
+            head, history = writer.length, writer.history.digest()
+            writer.boundaries.add(head)
+        if place in plan.ends:
+            end = plan.ends[place]
+            known = _known(plan, place, writer, turns, exact_ids)
+            if known is not None:
+                writer.write(_without_next_opener(known.ids, traits))
+                if end is not None and int(known.ids[-1]) not in traits.enders:
+                    writer.boundaries.add(writer.length)
+                    writer.write(pieces[end].ids)
+            else:
+                for turn_piece in pieces[place : plan.stop(place)]:
+                    writer.write(turn_piece.ids)
+            place = plan.stop(place)
+            closed = end is not None
+            if closed:
+                writer.boundaries.add(writer.length)
+            continue
+        writer.write(piece.ids)
+        if not traits.openers and piece.control in traits.enders:
+            writer.boundaries.add(writer.length)
+        place += 1
+    ids = np.concatenate(writer.parts) if writer.parts else np.zeros(0, dtype=np.uint32)
+    ids.flags.writeable = False
+    return Layout(
+        ids=ids,
+        boundaries=tuple(sorted(b for b in writer.boundaries if 0 < b < len(ids))),
+        head=head,
+        system_end=starts.get(plan.first_turn, 0) if plan.first_turn is not None else 0,
+        turns=tuple((starts[place], source) for place, source in plan.turns if place in starts),
+        history=history or writer.history.digest(),
+        opened=plan.opened,
+    )
+
+
+class _Plan:
+    """Which piece begins which message.
+
+    `ends` maps the piece that opens a past assistant turn to the piece that ends it (None without an end token). `head` is
+    the piece that opens the generation prompt.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], traits: TemplateTraits, said: Sequence[Said]) -> None:
+        self._pieces = pieces
+        self._traits = traits
+        self._said = said
+        self._last_user = last_user(said)
+        self._openers = [place for place, piece in enumerate(pieces) if piece.control in traits.openers]
+        answers = [place for place in self._openers if self._is_answer(place)]
+        spoken = [number for number, one in enumerate(said) if one.role == "assistant"]
+        sure = len(answers) == len(spoken) + 1
+        self.head = answers[-1] if answers and (sure or traits.opens_head) else -1
+        self.ends: dict[int, int | None] = {}
+        self.message: dict[int, int] = dict(zip(answers, spoken, strict=False)) if sure else {}
+        self._stops: dict[int, int] = {}
+        for place in self.message:
+            following = next((other for other in self._openers if other > place), len(pieces))
+            end = next((other for other in range(place + 1, following) if pieces[other].control in traits.enders), None)
+            self.ends[place] = end
+            self._stops[place] = following if end is None else end + 1
+        self.turns: list[tuple[int, int]] = []
+        self.first_turn: int | None = None
+        if sure:
+            self._place_turns(answers)
+        self.opened = self._opened()
+
+    def stop(self, place: int) -> int:
+        """The piece after the assistant turn that begins at `place`."""
+        return self._stops[place]
+
+    def keeps(self, number: int) -> bool:
+        """Whether the template keeps the reasoning of message `number`."""
+        return self._traits.keeps_always or (self._traits.keeps_chain and number > self._last_user)
+
+    def only_source(self, place: int) -> int | None:
+        """The one request turn in the message that begins at `place`."""
+        sources = self._said[self.message[place]].sources
+        return sources[0] if len(sources) == 1 else None
+
+    def _is_answer(self, place: int) -> bool:
+        header = self._traits.header.rstrip()
+        if self._pieces[place].control != self._traits.assistant_opener or not header:
+            return False
+        return self._text_from(place, len(header)).startswith(header)
+
+    def _text_from(self, place: int, characters: int) -> str:
+        text = ""
+        while len(text) < characters and place < len(self._pieces):
+            text += self._pieces[place].text
+            place += 1
+        return text
+
+    def _opened(self) -> str:
+        if self.head < 0:
+            return ""
+        text = "".join(piece.text for piece in self._pieces[self.head :])
+        header = self._traits.header
+        return text[len(header if text.startswith(header) else header.rstrip()) :]
+
+    def _place_turns(self, answers: Sequence[int]) -> None:
+        """Pair the openers between two assistant turns with the messages between them."""
+        number = 0
+        before = -1
+        for answer in answers:
+            places = [place for place in self._openers if before < place < answer]
+            run: list[Said] = []
+            while number < len(self._said) and self._said[number].role != "assistant":
+                run.append(self._said[number])
+                number += 1
+            self._place_run(places, run, leading=before < 0)
+            if answer in self.message:
+                self._place(answer, self._said[self.message[answer]])
+                number += 1
+            before = answer
+
+    def _place_run(self, places: list[int], run: list[Said], *, leading: bool) -> None:
+        has_system = leading and bool(run) and run[0].role == "system"
+        for groups in ([[one] for one in run], _grouped(run)):
+            if len(places) == len(groups):
+                pairs = list(zip(places, groups, strict=True))
+            elif leading and has_system and len(places) == len(groups) - 1:
+                pairs = list(zip(places, groups[1:], strict=True))
+            elif leading and not has_system and len(places) == len(groups) + 1:
+                pairs = list(zip(places[1:], groups, strict=True))
+            else:
+                continue
+            for place, group in pairs:
+                self._place(place, group[0])
+                if leading and self.first_turn is None and group[0].role != "system":
+                    self.first_turn = place
+            return
+
+    def _place(self, place: int, one: Said) -> None:
+        if one.sources:
+            self.turns.append((place, one.sources[0]))
+
+
+def _grouped(run: Sequence[Said]) -> list[list[Said]]:
+    groups: list[list[Said]] = []
+    for one in run:
+        if groups and one.role == "tool" and groups[-1][-1].role == "tool":
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def _known(plan: _Plan, place: int, writer: _Writer, turns: Sequence[Turn], exact_ids: ExactIds | None) -> Known | None:
+    """The ids of a turn that was generated here and came back unedited.
+
+    Reasoning that was sent must be the one that was generated. Reasoning that was not sent is restored while the template
+    would keep it; where it would drop it, only an answer without reasoning is restored.
+    """
+    source = plan.only_source(place)
+    if exact_ids is None or source is None:
+        return None
+    turn = turns[source]
+    history, answer = writer.history.digest(), canonical_answer(turn.text, turn.tool_calls)
+    if turn.reasoning is not None and turn.reasoning.strip():
+        return exact_ids.find(history, answer, turn.reasoning)
+    if plan.keeps(plan.message[place]):
+        return exact_ids.find(history, answer)
+    return exact_ids.find(history, answer, "")
+
+
+def _without_next_opener(ids: Ids, traits: TemplateTraits) -> Ids:
+    """Some models end their turn with the opener of the next one, which the template writes anyway."""
+    return ids[:-1] if len(ids) and int(ids[-1]) in traits.openers else ids
