@@ -1,15 +1,20 @@
-"""Weights from the Hugging Face hub, through `huggingface_hub`: its cache, its resume, its hashes."""
+"""Weights from the Hugging Face hub, through `huggingface_hub` and in its cache."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+import errno
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pooled_mlx.catalog import EMBEDDED_CARD
 from pooled_mlx.store.errors import StoreError
+from pooled_mlx.store.fetch import fetch, partial_bytes
 from pooled_mlx.store.folder import check_folder
 from pooled_mlx.store.paths import check_disk
 from pooled_mlx.store.progress import Meter, Report, no_report
@@ -17,7 +22,7 @@ from pooled_mlx.store.progress import Meter, Report, no_report
 PATTERNS = ["*.json", "*.jinja", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl"]
 """What is downloaded of a repo. Python files are not, so that none can ever be run."""
 
-_POLL_SECONDS = 0.5
+_TRANSPORTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "huggingface_hub")
 
 
 def _api() -> Any:
@@ -57,111 +62,126 @@ def ensure_repo(
     hub = _api()
     with _plain_errors(repo, revision):
         plan = hub.snapshot_download(repo, revision=revision, allow_patterns=PATTERNS, dry_run=True)
-        weights = sum(entry.file_size or 0 for entry in plan if entry.filename.endswith(".safetensors"))
+        weights = [entry for entry in plan if entry.filename.endswith(".safetensors")]
         if not weights:
             raise StoreError(f"{repo} has no weights in mlx-lm's format (model*.safetensors). Look for its MLX conversion")
-        check_fit(weights)
-        missing = sum(entry.file_size or 0 for entry in plan if entry.will_download)
-        blobs = Path(hub.constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "blobs"
-        check_disk(blobs, max(missing - _partial_bytes(blobs), 0), repo)
-        with _watch(blobs, Meter("downloading", repo, missing, report)):
-            folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=PATTERNS))
+        check_fit(sum(entry.file_size or 0 for entry in weights))
+        meter = Meter("downloading", repo, sum(entry.file_size or 0 for entry in plan if entry.will_download), report)
+        files = _large_files(repo, [entry for entry in weights if entry.will_download])
+        here = sum(partial_bytes(file.target) for file in files)
+        check_disk(_blobs(repo), max((meter.total_bytes or 0) - here, 0), repo)
+        _fetch_all(files, meter)
+        folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=PATTERNS))
+        meter.set_done(meter.total_bytes or 0)
     check_folder(folder)
     return folder
 
 
-@contextlib.contextmanager
-def _watch(blobs: Path, meter: Meter) -> Iterator[None]:
-    """Report the growth of the cache folder while the body runs: the same for every transfer method of the hub's client."""
-    before = _all_bytes(blobs) - _partial_bytes(blobs)
-    ended = threading.Event()
-
-    def poll() -> None:
-        while not ended.wait(_POLL_SECONDS):
-            meter.set_done(max(_all_bytes(blobs) - before, 0))
-
-    meter.set_done(_partial_bytes(blobs))
-    watcher = threading.Thread(target=poll, name="download-progress", daemon=True)
-    watcher.start()
-    try:
-        yield
-        meter.set_done(meter.total_bytes or 0)
-    finally:
-        ended.set()
-        watcher.join()
+def _blobs(repo: str) -> Path:
+    """The folder of the hub's cache that holds a repo's files, named by their hashes."""
+    return Path(_api().constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "blobs"
 
 
-def _all_bytes(blobs: Path) -> int:
-    return sum(_written_bytes(path) for path in blobs.glob("*"))
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A weight file on the hub and its place in the cache. `sha256` is None where the hub names it by another hash."""
+
+    url: str
+    target: Path
+    size: int
+    sha256: str | None
 
 
-def _partial_bytes(blobs: Path) -> int:
-    return sum(_written_bytes(path) for path in blobs.glob("*.incomplete"))
+def _large_files(repo: str, entries: Sequence[Any]) -> list[_File]:
+    """Where the weight files are to be had; files that the hub tells too little about are left to its own client."""
+    hub, files = _api(), []
+    for entry in entries:
+        url = hub.hf_hub_url(repo, entry.filename, revision=entry.commit_hash)
+        facts = hub.get_hf_file_metadata(url)
+        if facts.etag and facts.size:
+            sha256 = facts.etag if re.fullmatch(r"[0-9a-f]{64}", facts.etag) else None
+            files.append(_File(url, _blobs(repo) / facts.etag, facts.size, sha256))
+    return files
 
 
-def _written_bytes(path: Path) -> int:
-    """Bytes of a file that are really on disk: a transfer in pieces may have written its end first."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return 0
-    return min(facts.st_size, facts.st_blocks * 512)
+def _fetch_all(files: Sequence[_File], meter: Meter) -> None:
+    """Fetch the files one after the other, so that a killed process has at most one of them in pieces."""
+    import huggingface_hub
+    from huggingface_hub.utils import build_hf_headers
+
+    session, done = huggingface_hub.get_session(), 0
+    transport = next(kind for kind in type(session).__mro__ if kind.__name__ == "Client").__module__.partition(".")[0]
+    error = sys.modules[transport].HTTPError
+    for file in files:
+        if not file.target.exists():
+            fetch(
+                session,
+                file.url,
+                file.target,
+                size=file.size,
+                sha256=file.sha256,
+                headers=build_hf_headers(),
+                transport_errors=(error,),
+                advance=lambda count, before=done: meter.set_done(before + count),
+            )
+        done += file.size
+        meter.set_done(done)
 
 
 @contextlib.contextmanager
 def _plain_errors(repo: str, revision: str | None) -> Iterator[None]:
     """The hub client's many errors as one `StoreError` that names the way on."""
-    from huggingface_hub import errors
-
-    embedded = f"--model {EMBEDDED_CARD} needs no hub"
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise StoreError(
-            f"{repo} is gated: accept its terms on the hub, then log in with `hf auth login` or set HF_TOKEN"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise StoreError(f"{repo} has no revision {revision!r}") from error
-    except errors.RepositoryNotFoundError as error:
-        raise StoreError(f"the Hugging Face hub has no {repo} (or it is private: log in with `hf auth login`)") from error
-    except errors.HFValidationError as error:
-        raise StoreError(f"{repo!r} is no repo id: write owner/name") from error
-    except errors.LocalEntryNotFoundError as error:
-        raise StoreError(f"{repo} is not on this disk and the hub is switched off (HF_HUB_OFFLINE). {embedded}") from error
     except StoreError:
         raise
-    except OSError as error:
-        reason = error.__cause__ or error
-        if getattr(reason, "errno", None) == 28:
-            raise StoreError(f"the disk is full: {repo} needs more room. What was downloaded is kept; run it again") from error
-        raise StoreError(
-            f"cannot reach the Hugging Face hub for {repo}: {_first_line(reason)}. What was downloaded is kept; run it again "
-            f"when the network is back. {embedded}"
-        ) from error
     except Exception as error:
-        # The client's transport raises classes of whichever HTTP library it uses.
-        if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "requests", "huggingface_hub"):
+        text = _explain(error, repo, revision)
+        if text is None:
             raise
-        raise StoreError(
-            f"the download of {repo} broke off: {_first_line(error)}. What was downloaded is kept; run it again. {embedded}"
-        ) from error
+        raise StoreError(text) from error
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _explain(error: Exception, repo: str, revision: str | None) -> str | None:
+    """What an error of the hub client means for the user, None for one that is no trouble of the hub, network or disk."""
+    from huggingface_hub import errors
+
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+
+    def has(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(entry, kinds) for entry in chain)
+
+    kept = f"What was downloaded is kept; run it again. --model {EMBEDDED_CARD} needs no hub"
+    if has(errors.GatedRepoError):
+        return f"{repo} is gated: accept its terms on the hub, then log in with `hf auth login` or set HF_TOKEN"
+    if has(errors.RevisionNotFoundError):
+        return f"{repo} has no revision {revision!r} on the Hugging Face hub"
+    if has(errors.RepositoryNotFoundError):
+        return f"the Hugging Face hub has no {repo}, or it is private: log in with `hf auth login` or set HF_TOKEN"
+    if has(errors.HFValidationError):
+        return f"{repo!r} is no repo id: write owner/name"
+    if has(errors.OfflineModeIsEnabled):
+        return f"{repo} is not whole on this disk and the hub is switched off (HF_HUB_OFFLINE). {kept}"
+    if any(getattr(entry, "errno", None) == errno.ENOSPC for entry in chain):
+        return f"the disk is full: {repo} needs more room. {kept}"
+    # The client's transport raises the classes of whichever HTTP library it uses.
+    transport = any(type(entry).__module__.partition(".")[0] in _TRANSPORTS for entry in chain)
+    if transport or isinstance(error, OSError):
+        reason = (str(chain[-1]).splitlines() or [type(chain[-1]).__name__])[0].rstrip(". ")
+        return f"cannot download {repo} from the Hugging Face hub: {reason}. {kept}"
+    return None
 
 
 def remove_repo(repo: str) -> int:
-    """Delete every revision of a repo from the hub's cache; bytes freed."""
-    found = [entry for entry in _api().scan_cache_dir().repos if entry.repo_id == repo and entry.repo_type == "model"]
-    if not found:
-        return 0
-    strategy = _api().scan_cache_dir().delete_revisions(*(revision.commit_hash for revision in found[0].revisions))
-    freed = strategy.expected_freed_size
-    strategy.execute()
+    """Delete a repo from the hub's cache, every revision and broken-off downloads too; bytes freed."""
+    freed, folder = repo_bytes(repo), _blobs(repo).parent
+    if folder.exists():
+        shutil.rmtree(folder)
     return freed
 
 
 def repo_bytes(repo: str) -> int:
     """Bytes of a repo in the hub's cache, whole or partial."""
-    return _all_bytes(Path(_api().constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "blobs")
+    return sum(path.stat().st_size for path in _blobs(repo).glob("*"))
