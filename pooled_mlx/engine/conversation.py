@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pooled_mlx.chat_formats.base import CUSTOM_PARAMETER, tool_schema
+from pooled_mlx.chat_formats.hermes import generic_instructions, render_call, render_tool_result
 from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import Request, Tool, ToolCall, Turn
 from pooled_mlx.engine.defuse import Disguise, strings_in
@@ -15,10 +17,6 @@ from pooled_mlx.engine.template_traits import TemplateTraits
 NEUTRAL_USER = "Continue."
 """Stands for the missing user turn where a template insists on one (after a client compacted its history)."""
 _BLANK_LINE = "\n\n"
-
-
-Instructions = Callable[[Sequence[Tool]], str]
-"""Writes the generic tool instructions for the system turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +90,11 @@ def disguised(said: Iterable[Said], disguise: Disguise) -> list[Said]:
     ]
 
 
-def arrange(said: Sequence[Said], tools: Sequence[Tool], traits: TemplateTraits, instructions: Instructions) -> list[Said]:
+def arrange(said: Sequence[Said], tools: Sequence[Tool], traits: TemplateTraits) -> list[Said]:
     """Fit the messages to what the template can render. `tools` get generic instructions where it lists none."""
     arranged = list(said)
     if not traits.native_tools:
-        arranged = _tools_as_text(arranged, tools, instructions)
+        arranged = _tools_as_text(arranged, tools)
     if not traits.system:
         arranged = _system_into_user(arranged)
     if traits.alternates:
@@ -116,7 +114,7 @@ def last_user(said: Sequence[Said]) -> int:
 def parsed_arguments(call: ToolCall, text_arguments: bool) -> Any:
     """The arguments of a past call for a template: an object where they are one, never lost otherwise."""
     if call.custom:
-        return {"input": call.arguments}
+        return {CUSTOM_PARAMETER: call.arguments}
     if not call.arguments.strip():
         return {}
     try:
@@ -129,29 +127,27 @@ def parsed_arguments(call: ToolCall, text_arguments: bool) -> Any:
 
 
 def listing(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The tools in the form that chat templates list."""
+    """The tools in the form that chat templates list; they look into `parameters`, so that is always an object."""
     return [
         {
             "type": "function",
-            "function": {"name": tool.name, "description": _description(tool), "parameters": _parameters(tool)},
+            "function": {"name": tool.name, "description": described(tool), "parameters": _parameters(tool)},
         }
         for tool in tools
     ]
 
 
-def _parameters(tool: Tool) -> Any:
-    if tool.custom:
-        return {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    if not isinstance(tool.parameters, bool) and tool.parameters:
-        return tool.parameters
-    return {"type": "object", "properties": {}}
-
-
-def _description(tool: Tool) -> str:
+def described(tool: Tool) -> str:
+    """The description of a tool, with the grammar of a custom one."""
     if not tool.custom or tool.grammar is None:
         return tool.description
     note = f"The input follows this {tool.grammar.syntax} grammar:\n{tool.grammar.definition}"
     return f"{tool.description}\n\n{note}" if tool.description else note
+
+
+def _parameters(tool: Tool) -> Mapping[str, Any]:
+    schema = tool_schema(tool)
+    return schema if isinstance(schema, Mapping) and schema else {"type": "object", "properties": {}}
 
 
 def _said(turn: Turn, index: int, text_arguments: bool) -> Said:
@@ -195,22 +191,24 @@ def _paired(said: Sequence[Said]) -> list[Said]:
     return paired
 
 
-def _tools_as_text(said: Sequence[Said], tools: Sequence[Tool], instructions: Instructions) -> list[Said]:
+def _tools_as_text(said: Sequence[Said], tools: Sequence[Tool]) -> list[Said]:
     """For a template that knows no tools: instructions in the system turn, calls and results as Hermes writes them."""
     written: list[Said] = []
-    for one in said:
+    for place, one in enumerate(said):
         if one.calls:
             parts = [one.text, *(_call_text(call) for call in one.calls)]
             one = replace(one, text="\n".join(part for part in parts if part), calls=())
         if one.role == "tool":
-            one = replace(one, role="user", text=f"<tool_response>\n{one.text}\n</tool_response>", call_id=None, name=None)
-            if written and written[-1].role == "user" and said[written[-1].sources[-1]].role == "tool":
+            result = render_tool_result(Turn("tool", one.text))
+            if written and written[-1].role == "user" and said[place - 1].role == "tool":
                 last = written.pop()
-                one = replace(one, text=f"{last.text}\n{one.text}", sources=last.sources + one.sources)
+                one = Said("user", f"{last.text}\n{result}", sources=last.sources + one.sources)
+            else:
+                one = Said("user", result, sources=one.sources)
         written.append(one)
     if not tools:
         return written
-    text = instructions(tools)
+    text = generic_instructions([replace(tool, description=described(tool)) for tool in tools])
     if written[0].role == "system":
         written[0] = replace(written[0], text=_BLANK_LINE.join(part for part in (written[0].text, text) if part))
         return written
@@ -218,8 +216,7 @@ def _tools_as_text(said: Sequence[Said], tools: Sequence[Tool], instructions: In
 
 
 def _call_text(call: SaidCall) -> str:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {arguments}}}\n</tool_call>'
+    return render_call(ToolCall(call.id, call.name, json.dumps(call.arguments, ensure_ascii=False)))
 
 
 def _system_into_user(said: list[Said]) -> list[Said]:

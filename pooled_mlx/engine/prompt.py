@@ -14,7 +14,6 @@ import numpy as np
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.request import Request, Tool
 from pooled_mlx.engine.conversation import (
-    Instructions,
     Said,
     arrange,
     disguised,
@@ -61,8 +60,7 @@ class Prompt:
 class PromptBuilder:
     """Builds prompts for one model. `build` may run in several threads at once.
 
-    `exact_ids` gives back the ids of answers that were generated here. `instructions` writes the tools into the system turn
-    for a template that lists none.
+    `exact_ids` gives back the ids of answers that were generated here.
     """
 
     def __init__(
@@ -72,7 +70,6 @@ class PromptBuilder:
         card: ModelCard,
         *,
         exact_ids: ExactIds | None = None,
-        instructions: Instructions | None = None,
         dates: Dates | None = None,
     ) -> None:
         self.tokens = tokens
@@ -80,7 +77,6 @@ class PromptBuilder:
         self.card = card
         self.traits = learn_traits(template, tokens, card.thinking)
         self.exact_ids = exact_ids
-        self._instructions = instructions or _generic_instructions
         self._dates = dates or Dates()
         self._control = ControlText(tokens, template.source)
         self._forms = ToolForms(self._control.is_clean)
@@ -98,7 +94,7 @@ class PromptBuilder:
             said = disguised(said, disguise)
             listed = disguise.hide_value(listed)
             tools = tuple(_disguised_tool(tool, disguise) for tool in tools)
-        said = arrange(said, tools, self.traits, self._instructions)
+        said = arrange(said, tools, self.traits)
         options = template_options(rule, request.thinking)
         rendered = self._render(
             said, listed if self.traits.native_tools else [], options, disguise or Disguise(self._control, ()), form
@@ -194,12 +190,6 @@ class PromptBuilder:
             if not np.array_equal(whole, np.concatenate([piece.ids for piece in pieces])):
                 return False
         return True
-
-
-def _generic_instructions(tools: Sequence[Tool]) -> str:
-    from pooled_mlx.chat_formats.hermes import generic_instructions
-
-    return generic_instructions(tools)
 
 
 def _has_reasoning(one: Said) -> bool:
