@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pooled_mlx.api.common import Fields, error_headers, show
+from pooled_mlx.api.common import Fields, error_headers
 from pooled_mlx.api.edge import Header, Parsed, StreamRenderer
 from pooled_mlx.api.messages.request import MessagesOptions, parse_messages
 from pooled_mlx.api.messages.response import (
@@ -17,13 +16,13 @@ from pooled_mlx.api.messages.response import (
     message_id,
     whole_message,
 )
-from pooled_mlx.api.store import BoundedStore, Piece
+from pooled_mlx.api.messages.threads import MessageThread, read_thread
+from pooled_mlx.api.routes import CountRoute
+from pooled_mlx.api.store import BoundedStore
 from pooled_mlx.core.answer import Answer
 from pooled_mlx.core.errors import ApiError, bad_request
 
 __all__ = ["MessagesEdge", "anthropic_error"]
-
-_THREAD_FIELDS = ("system", "tools")
 
 
 class MessagesEdge:
@@ -34,8 +33,8 @@ class MessagesEdge:
     send the whole conversation again.
     """
 
-    def __init__(self, threads: BoundedStore[dict[str, Any]] | None = None) -> None:
-        self.threads: BoundedStore[dict[str, Any]] = BoundedStore() if threads is None else threads
+    def __init__(self, threads: BoundedStore[MessageThread] | None = None) -> None:
+        self.threads: BoundedStore[MessageThread] = BoundedStore() if threads is None else threads
 
     def parse(self, body: Any, *, request_id: str, client: str) -> Parsed:
         """Check a body of `POST /v1/messages`. Raises `ApiError`."""
@@ -44,6 +43,10 @@ class MessagesEdge:
     def parse_count(self, body: Any, *, request_id: str, client: str) -> Parsed:
         """Check a body of `POST /v1/messages/count_tokens`, which needs no `max_tokens`. Raises `ApiError`."""
         return self._parse(body, request_id, client, counting=True)
+
+    def count_routes(self) -> list[CountRoute]:
+        """The counting endpoint, for the server's route table."""
+        return [CountRoute("/v1/messages/count_tokens", self, self.parse_count, self.count)]
 
     def count(self, prompt_tokens: int) -> dict[str, Any]:
         """The answer of `count_tokens`."""
@@ -65,35 +68,13 @@ class MessagesEdge:
 
     def _parse(self, body: Any, request_id: str, client: str, counting: bool) -> Parsed:
         fields = Fields(body)
-        thread = self._thread(fields)
-        if thread is not None:
-            fields = Fields({**fields.values, **thread})
         try:
+            thread = read_thread(fields, self.threads)
+            if thread is not None:
+                fields = Fields({**fields.values, **thread.body()})
             return parse_messages(fields, request_id=request_id, client=client, counting=counting, thread=thread)
         except RecursionError:
             raise bad_request("The body is nested too deeply.") from None
-
-    def _thread(self, body: Fields) -> dict[str, Any] | None:
-        """The whole conversation of a threaded request: system, tools and messages."""
-        thread = body.object("thread")
-        if thread is None:
-            return None
-        kind = thread.get("type")
-        messages = list(body.list("messages") or ())
-        if kind == "create":
-            return {name: body.get(name) for name in _THREAD_FIELDS} | {"messages": messages}
-        if kind != "continue":
-            raise bad_request(f"thread.type must be 'create' or 'continue', not {show(kind)}.", "thread.type")
-        earlier = thread.required_text("previous_message_id")
-        known = self.threads.get(earlier)
-        if known is None:
-            raise bad_request(
-                f"thread.previous_message_id {show(earlier)} is not kept here (256 threads, 64 MB, one hour after last use). "
-                'Send the whole conversation with thread {"type": "create"}.',
-                "thread.previous_message_id",
-                "thread_not_found",
-            )
-        return {**known, "messages": [*known["messages"], *messages]}
 
     def _keeper(self, parsed: Parsed) -> Callable[[Answer], None] | None:
         options: MessagesOptions = parsed.options
@@ -103,7 +84,7 @@ class MessagesEdge:
 
         def keep(answer: Answer) -> None:
             reply = {"role": "assistant", "content": content_blocks(answer, omit_thinking=False)}
-            kept = {**thread, "messages": [*thread["messages"], reply]}
-            self.threads.put(message_id(parsed), kept, [Piece(None, len(json.dumps(kept)))])
+            grown = thread.with_message(reply)
+            self.threads.put(message_id(parsed), grown, grown.pieces)
 
         return keep

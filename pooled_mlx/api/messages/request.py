@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from pooled_mlx.api.common import (
     Fields,
@@ -21,6 +20,7 @@ from pooled_mlx.api.common import (
 )
 from pooled_mlx.api.edge import Parsed
 from pooled_mlx.api.messages.blocks import History, read_messages, read_system
+from pooled_mlx.api.messages.threads import MessageThread
 from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import Request, ResponseFormat, Thinking, Tool, ToolChoice
 from pooled_mlx.core.turns import arrange_turns
@@ -35,10 +35,10 @@ class MessagesOptions:
     """
 
     omit_thinking: bool = False
-    thread: dict[str, Any] | None = None
+    thread: MessageThread | None = None
 
 
-def parse_messages(body: Fields, *, request_id: str, client: str, counting: bool, thread: dict[str, Any] | None) -> Parsed:
+def parse_messages(body: Fields, *, request_id: str, client: str, counting: bool, thread: MessageThread | None) -> Parsed:
     """Check a body. With `counting` the output limit may be absent. Raises `ApiError` 400 naming the field."""
     body.refuse({"mcp_servers": "MCP servers are not called from here: connect them to your client."})
     body.text("model")

@@ -209,9 +209,10 @@ class MessagesRenderer:
     def _end(self, event: Finished) -> str:
         if self._finished is not None and self._fold is not None:
             self._finished(self._fold.answer)
+        note = comment_frame(f"cache {event.cache_note}") if event.cache_note else ""
         delta = {"stop_reason": stop_reason(event.reason, event.stop), "stop_sequence": event.stop}
         ending = _frame("message_delta", {"delta": delta, "usage": usage_body(event.usage)})
-        return self._close() + ending + _frame("message_stop", {})
+        return self._close() + note + ending + _frame("message_stop", {})
 
 
 def _frame(kind: str, data: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from pooled_mlx.api.edge import Header, Parsed, StreamRenderer
 from pooled_mlx.api.responses.request import ResponsesOptions, parse_responses
 from pooled_mlx.api.responses.response import Kept, ResponsesRenderer, whole_response
 from pooled_mlx.api.responses.stored import ResponseStore, StoredResponse, item_piece
+from pooled_mlx.api.routes import CountRoute, ExtraRoute
 from pooled_mlx.core.answer import Answer
 from pooled_mlx.core.errors import ApiError, bad_request
 
@@ -30,6 +31,21 @@ class ResponsesEdge:
     def parse_count(self, body: Any, *, request_id: str, client: str) -> Parsed:
         """Check a body of `POST /v1/responses/input_tokens`. Raises `ApiError`."""
         return self.parse(body, request_id=request_id, client=client)
+
+    def count_routes(self) -> list[CountRoute]:
+        """The counting endpoint, for the server's route table."""
+        return [CountRoute("/v1/responses/input_tokens", self, self.parse_count, self.count)]
+
+    def extra_routes(self) -> list[ExtraRoute]:
+        """The endpoints of stored responses, for the server's route table."""
+        one = "/v1/responses/<response_id>"
+        return [
+            ExtraRoute("GET", one, self, lambda path, query: self.store.retrieve(path["response_id"], query)),
+            ExtraRoute("DELETE", one, self, lambda path, query: self.store.delete(path["response_id"])),
+            ExtraRoute(
+                "GET", f"{one}/input_items", self, lambda path, query: self.store.input_items(path["response_id"], query)
+            ),
+        ]
 
     def count(self, prompt_tokens: int) -> dict[str, Any]:
         """The answer of `input_tokens`."""

@@ -152,6 +152,7 @@ class ResponsesRenderer:
         self._sequence = 0
         self._output: list[Item] = []
         self._open: str | None = None
+        self._place: dict[str, Any] = {}
         self._chunks: list[str] = []
         self._call: CallStart | None = None
 
@@ -203,19 +204,12 @@ class ResponsesRenderer:
         body = response_body(self._parsed, self._header, "in_progress", list(self._output))
         return self._frame(kind, {"response": body})
 
-    def _place(self, item: Item) -> dict[str, Any]:
-        return {"item_id": item["id"], "output_index": self._index}
-
     def _delta(self, kind: str, text: str, more: Mapping[str, Any]) -> str:
-        return self._frame(kind, {**self._place(self._draft()), "content_index": 0, "delta": text, **more})
+        return self._frame(kind, {**self._place, "content_index": 0, "delta": text, **more})
 
-    def _draft(self) -> Item:
-        """The open item as it was announced."""
-        if self._open == "reasoning":
-            return self._items.reasoning(self._index, None)
-        if self._call is not None:
-            return self._items.call(self._index, self._call.id, self._call.name, "", "in_progress")
-        return self._items.message(self._index, None, "in_progress")
+    def _announce(self, item: Item) -> str:
+        self._place = {"item_id": item["id"], "output_index": self._index}
+        return self._frame("response.output_item.added", {"output_index": self._index, "item": item})
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": text} if self._open == "reasoning" else text_part(text)
@@ -226,33 +220,34 @@ class ResponsesRenderer:
             return ""
         closing = self._close("completed")
         self._open = kind
-        item = self._draft()
-        added = self._frame("response.output_item.added", {"output_index": self._index, "item": item})
-        part = {**self._place(item), "content_index": 0, "part": self._part("")}
+        if kind == "reasoning":
+            added = self._announce(self._items.reasoning(self._index, None))
+        else:
+            added = self._announce(self._items.message(self._index, None, "in_progress"))
+        part = {**self._place, "content_index": 0, "part": self._part("")}
         return closing + added + self._frame("response.content_part.added", part)
 
     def _start_call(self, event: CallStart) -> str:
         closing = self._close("completed")
-        self._open, self._call = "call", event
-        return closing + self._frame("response.output_item.added", {"output_index": self._index, "item": self._draft()})
+        item = self._items.call(self._index, event.id, event.name, "", "in_progress")
+        self._open, self._call = item["type"], event
+        return closing + self._announce(item)
 
     def _call_frame(self, step: str, data: Mapping[str, Any]) -> str:
-        draft = self._draft()
-        name = "custom_tool_call_input" if draft["type"] == "custom_tool_call" else "function_call_arguments"
-        return self._frame(f"response.{name}.{step}", {**self._place(draft), **data})
+        name = "custom_tool_call_input" if self._open == "custom_tool_call" else "function_call_arguments"
+        return self._frame(f"response.{name}.{step}", {**self._place, **data})
 
     def _close(self, status: str) -> str:
         """Finish the open item: the done events of its content, then its own."""
         if self._open is None:
             return ""
         text = "".join(self._chunks)
-        draft = self._draft()
         if self._call is not None:
             item = self._items.call(self._index, self._call.id, self._call.name, text, status)
-            field = "input" if item["type"] == "custom_tool_call" else "arguments"
+            field = "input" if self._open == "custom_tool_call" else "arguments"
             frames = self._call_frame("done", {field: text}) if status == "completed" else ""
         else:
-            place = {**self._place(draft), "content_index": 0}
+            place = {**self._place, "content_index": 0}
             if self._open == "reasoning":
                 item = self._items.reasoning(self._index, text)
                 frames = self._frame("response.reasoning_text.done", {**place, "text": text})
@@ -272,6 +267,8 @@ class ResponsesRenderer:
         body = finished_body(self._parsed, self._header, self._output, event.reason, event.usage)
         if self._kept is not None:
             self._kept(body)
+        if event.cache_note:
+            closing += comment_frame(f"cache {event.cache_note}")
         return closing + self._frame(f"response.{body['status']}", {"response": body})
 
     def _fail(self, event: Failed) -> str:
