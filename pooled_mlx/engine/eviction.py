@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -21,8 +21,11 @@ RECENT_USER_TURNS = 3
 RECENT_TURNS = 2
 OLD_STATES = 2
 """States of a path that thinning leaves outside of its recent turns, if there are any."""
-LIVING_TAILS = 8
-"""Newest tails of one client that count as conversations although no request has come back to them yet."""
+
+_GOOD_FAITH = 4
+"""Tails that a client may leave behind before it is taken for one that does not come back."""
+_REMEMBERED_TAILS = 64
+_REMEMBERED_CLIENTS = 256
 
 
 class Tier(IntEnum):
@@ -30,17 +33,15 @@ class Tier(IntEnum):
 
     SIDE = 0
     """A one-off request that nobody came back to."""
-    DEAD_TAIL = 1
-    """A tail that nobody came back to, with many newer ones of the same client beside it."""
-    SUPERSEDED = 2
+    SUPERSEDED = 1
     """An older state of a conversation."""
-    RECENT = 3
+    RECENT = 2
     """A state at one of the last turns of a conversation."""
-    CONVERSATION = 4
+    CONVERSATION = 3
     """The newest state of a conversation: its end, or the end of its last prompt."""
-    SHARED = 5
+    SHARED = 4
     """A prefix of several conversations, or system + tools."""
-    PINNED = 6
+    PINNED = 5
     """System + tools of a client that was here lately."""
 
 
@@ -77,7 +78,7 @@ def path_ranks(path: Sequence[Segment], rule: CutRule, pinned: Container[Segment
             tier = Tier.PINNED
         elif segment.kind == "side" and not segment.hits:
             tier = Tier.SIDE
-        elif len(list(segment.each_child())) > 1 or (segment.boundary == "system" and not last):
+        elif (segment.children and not _only_child(segment)) or (segment.boundary == "system" and not last):
             tier = Tier.SHARED
         elif last or (segment.kind == "prompt" and not prompts):
             tier = Tier.CONVERSATION
@@ -120,43 +121,81 @@ def thinning_victim(path: Sequence[Segment], rule: CutRule, pinned: Container[Se
 
 
 def eviction_ranks(
-    path: Sequence[Segment], rule: CutRule, pinned: Container[Segment], dead: Container[Segment], now: float
+    path: Sequence[Segment], rule: CutRule, pinned: Container[Segment], tails: Tails, now: float
 ) -> dict[Segment, Rank]:
     """The rank of everything in a path that could go now: states of inner segments and its leaf, worth per byte and age."""
     ranks: dict[Segment, Rank] = {}
+    chance = tails.chance(path[-1]) if path else 1.0
     for segment, rank in path_ranks(path, rule, pinned).items():
-        size = segment.bytes if segment.is_leaf else segment.state_bytes
+        size = _freed_bytes(segment)
         if segment.tips or (segment.is_leaf and segment.leases) or not size:
             continue
-        tier = rank.tier
-        if segment in dead and Tier.SIDE < tier < Tier.SHARED:
-            tier = Tier.DEAD_TAIL
-        ranks[segment] = Rank(tier, rank.worth * _lasting(segment, now) / size, rank.last_use, rank.key)
+        age = max(0.0, now - segment.last_use)
+        worth = rank.worth / size * max(1, segment.forks) / (1.0 + age / HALF_LIFE_SECONDS)
+        if rank.tier <= Tier.CONVERSATION:
+            worth *= chance
+        ranks[segment] = Rank(rank.tier, worth, rank.last_use, rank.key)
     return ranks
 
 
-def _lasting(segment: Segment, now: float) -> float:
-    age = max(0.0, now - segment.last_use)
-    return max(1, segment.forks) / (1.0 + age / HALF_LIFE_SECONDS)
+def _freed_bytes(segment: Segment) -> int:
+    """What evicting `segment` frees: the state of an inner one; a leaf with the links above that nothing else needs."""
+    if not segment.is_leaf:
+        return segment.state_bytes
+    size = segment.bytes
+    above = segment.parent
+    while above is not None and above.parent is not None and not above.has_state and not above.leases and _only_child(above):
+        size += above.bytes
+        above = above.parent
+    return size
 
 
-def dead_tails(leaves: Iterable[Segment]) -> set[Segment]:
-    """The segments of tails that no request came back to, except for each client's newest `LIVING_TAILS`.
+class Tails:
+    """How often each client comes back to what it leaves behind.
 
     A tail is a leaf with everything above it up to the next fork. A client that drops its oldest turns on every request
-    leaves one such tail behind each time.
+    leaves a tail behind each time and never comes back to one; its newest must not push out conversations that go on.
     """
-    dead: set[Segment] = set()
-    seen: Counter[str] = Counter()
-    for leaf in sorted(leaves, key=lambda segment: (-segment.created, segment.key)):
-        tail: list[Segment] = []
-        at: Segment | None = leaf
-        while at is not None and at.parent is not None and (at is leaf or len(list(at.each_child())) == 1):
-            tail.append(at)
-            at = at.parent
-        if any(segment.hits for segment in tail):
-            continue
-        seen[leaf.label] += 1
-        if seen[leaf.label] > LIVING_TAILS:
-            dead.update(tail)
-    return dead
+
+    def __init__(self) -> None:
+        self._left: Counter[str] = Counter()
+        self._reused: Counter[str] = Counter()
+
+    def left(self, segment: Segment) -> None:
+        """`segment` is new. It begins a tail if its parent had children before."""
+        if segment.parent is None or segment.kind == "side":
+            return
+        if segment.parent.parent is None or segment.parent.forks > 1:
+            if self._left[segment.label] >= _REMEMBERED_TAILS:
+                self._left[segment.label] //= 2
+                self._reused[segment.label] //= 2
+            elif len(self._left) > _REMEMBERED_CLIENTS:
+                self._left.clear()
+                self._reused.clear()
+            self._left[segment.label] += 1
+
+    def reused(self, segment: Segment) -> None:
+        """A request comes back to `segment`; call it before that counts as a hit."""
+        if _only_child(segment) or segment.is_leaf:
+            top = _tail_top(segment)
+            if not top.hits and top.kind != "side":
+                self._reused[top.label] += 1
+
+    def chance(self, leaf: Segment) -> float:
+        """How likely a request comes back to the tail that ends in `leaf`: 1 if one did, else what its client's past says."""
+        top = _tail_top(leaf)
+        if top.hits:
+            return 1.0
+        left, reused = self._left[top.label], self._reused[top.label]
+        return min(1.0, (reused + _GOOD_FAITH) / (left + _GOOD_FAITH))
+
+
+def _only_child(segment: Segment) -> bool:
+    return len(segment.children) == 1 and sum(1 for _ in segment.each_child()) == 1
+
+
+def _tail_top(segment: Segment) -> Segment:
+    at = segment
+    while at.parent is not None and at.parent.parent is not None and _only_child(at.parent):
+        at = at.parent
+    return at

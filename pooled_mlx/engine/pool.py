@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pooled_mlx.engine.cuts import CutRule
-from pooled_mlx.engine.eviction import Rank, Tier, dead_tails, eviction_ranks, thinning_victim
+from pooled_mlx.engine.eviction import Rank, Tails, Tier, eviction_ranks, thinning_victim
 from pooled_mlx.engine.exact_ids import Ids, as_ids
 from pooled_mlx.engine.segment_tree import (
     Boundary,
@@ -95,6 +95,7 @@ class Pool:
         self.reserved_bytes = 0
         self.counters: Counter[str] = Counter()
         self.pins: OrderedDict[str, Segment] = OrderedDict()
+        self._tails = Tails()
 
     @property
     def used_bytes(self) -> int:
@@ -127,6 +128,8 @@ class Pool:
         """
         now = self.clock()
         used = [*match.path, match.partial[0]] if match.partial else list(match.path)
+        if used:
+            self._tails.reused(used[-1])
         for segment in used:
             segment.hits += 1
             segment.last_use = now
@@ -169,6 +172,7 @@ class Pool:
             segment = Segment(parent, delta, data, kind=kind, boundary=boundary, label=label, now=self.clock())
             parent.children.setdefault(int(delta[0]), []).append(segment)
             parent.forks += 1
+            self._tails.left(segment)
             self._measure(segment)
             self.counters["inserted"] += 1
         for ancestor in segment.path():
@@ -191,6 +195,7 @@ class Pool:
         if size_bytes > self.reserved_bytes:
             raise ValueError(f"{size_bytes} bytes given back, only {self.reserved_bytes} are reserved")
         self.reserved_bytes -= size_bytes
+        self._shrink(self.budget_bytes)
 
     def make_room(self, size_bytes: int) -> bool:
         """Evict until `size_bytes` more fit into the budget. False, with nothing evicted, if they cannot."""
@@ -228,7 +233,7 @@ class Pool:
 
     def _child(self, parent: Segment, ids: Ids) -> Segment | None:
         for child in parent.children.get(int(ids[0]), ()):
-            if len(child) == len(ids) and np.array_equal(child.ids, ids):
+            if child.tokens == len(ids) and np.array_equal(child.ids, ids):
                 return child
         return None
 
@@ -237,7 +242,7 @@ class Pool:
         self.counters["known"] += 1
         if twin.kind == "side":
             twin.kind = kind
-        growth = len(twin) * 4 + data.delta_bytes + data.state_bytes - twin.bytes
+        growth = twin.ids.nbytes + data.delta_bytes + data.state_bytes - twin.bytes
         if twin.has_state or not data.has_state or not self._make_way(twin, max(0, growth), data, kind):
             data.release()
             return
@@ -254,7 +259,7 @@ class Pool:
                 # The newest state of a conversation takes the place of an older one before anybody else loses anything.
                 self._thin(parent.path(), MOST_STATES - 1)
             if kind == "side":
-                return self._shrink(self.budget_bytes - size_bytes, Tier.DEAD_TAIL)
+                return self._shrink(self.budget_bytes - size_bytes, Tier.SIDE)
             return self.make_room(size_bytes)
 
     def _thin(self, path: Sequence[Segment], most: int) -> None:
@@ -274,19 +279,17 @@ class Pool:
         if self.used_bytes <= target_bytes:
             return True
         now, pinned = self.clock(), set(self.pins.values())
-        leaves = self.leaves()
-        dead = dead_tails(leaves)
         current: dict[Segment, Rank] = {}
         heap: list[tuple[Rank, int, Segment]] = []
         order = itertools.count()
 
         def rank(leaf: Segment) -> None:
-            for segment, value in eviction_ranks(leaf.path(), self.rule, pinned, dead, now).items():
+            for segment, value in eviction_ranks(leaf.path(), self.rule, pinned, self._tails, now).items():
                 if current.get(segment) != value:
                     current[segment] = value
                     heapq.heappush(heap, (value, next(order), segment))
 
-        for leaf in sorted(leaves, key=lambda segment: (segment.last_use, segment.key)):
+        for leaf in sorted(self.leaves(), key=lambda segment: (segment.last_use, segment.key)):
             rank(leaf)
         while heap and self.used_bytes > target_bytes:
             value, _, segment = heapq.heappop(heap)
@@ -365,3 +368,4 @@ class Pool:
                 assert end.parent is not None
                 end = end.parent
             self._thin(self._prune(end).path(), MOST_STATES)
+        self._shrink(self.budget_bytes)

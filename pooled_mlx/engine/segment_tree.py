@@ -93,9 +93,9 @@ class Segment:
     ) -> None:
         self.parent = parent
         self.ids = ids
-        self.start = parent.end if parent else 0
+        self.start = parent.end if parent is not None else 0
         self.end = self.start + len(ids)
-        self.key = hashlib.sha256(parent.key + ids.astype("<u4").tobytes()).digest() if parent else root_key
+        self.key = hashlib.sha256(parent.key + ids.astype("<u4").tobytes()).digest() if parent is not None else root_key
         self.data = data
         self.kind: Kind = kind
         self.boundary: Boundary = boundary
@@ -109,11 +109,13 @@ class Segment:
         self.bytes = 0
         self.children: dict[int, list[Segment]] = {}
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def __repr__(self) -> str:
         return f"Segment({self.start}..{self.end}, {self.kind}, {self.boundary}, {self.bytes} bytes)"
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it holds."""
+        return len(self.ids)
 
     @property
     def is_leaf(self) -> bool:
@@ -218,7 +220,7 @@ def longest_match(root: Segment, ids: Ids, limit: int, rule: CutRule, *, divisib
         for child in node.children.get(int(ids[node.end]), ()):
             common = agreement(child.ids, ids[child.start :])
             matched = max(matched, child.start + common)
-            whole = common == len(child)
+            whole = common == child.tokens
             if whole:
                 waiting.append(child)
             if whole and child.end <= limit:

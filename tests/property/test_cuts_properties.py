@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +60,7 @@ def test_pieces_cover_exactly_what_is_left(boundaries: list[int], length: int, s
     result = pieces(start, kept, length, rule)
     assert result[0].start == start
     assert result[-1].end == length
-    assert all(before.end == after.start for before, after in zip(result, result[1:], strict=False))
+    assert all(before.end == after.start for before, after in pairwise(result))
     assert all(1 <= len(piece) <= rule.step for piece in result)
     cut = [piece.end for piece in result if piece.checkpoint]
     missing = [p for p in kept if p > start and p not in cut]
