@@ -67,9 +67,11 @@ def message_id(parsed: Parsed) -> str:
     return f"msg_{id_suffix(parsed.request.id)}"
 
 
-def stop_reason(finish: FinishReason, stop: str | None) -> str:
-    """Anthropic's word for the end of an answer."""
-    return "stop_sequence" if stop is not None else _STOP_REASONS[finish]
+def stop_reason(finish: FinishReason, stop: str | None, called: bool) -> str:
+    """Anthropic's word for the end of an answer. Calls make it `tool_use` also where a named tool ended it by "stop"."""
+    if stop is not None:
+        return "stop_sequence"
+    return "tool_use" if called and finish == "stop" else _STOP_REASONS[finish]
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def whole_message(parsed: Parsed, header: Header, answer: Answer) -> dict[str, A
     """The body of a non-streaming answer."""
     options: MessagesOptions = parsed.options
     body = _message(parsed, header, content_blocks(answer, options.omit_thinking), answer.usage)
-    body["stop_reason"] = stop_reason(answer.finish_reason, answer.stop)
+    body["stop_reason"] = stop_reason(answer.finish_reason, answer.stop, bool(answer.calls))
     body["stop_sequence"] = answer.stop
     return body
 
@@ -145,6 +147,7 @@ class MessagesRenderer:
         self._index = -1
         self._open: str | None = None
         self._thought: list[str] = []
+        self._called = False
 
     def start(self) -> str:
         """`message_start`, with the exact prompt count; the cache split follows in `message_delta`."""
@@ -169,6 +172,7 @@ class MessagesRenderer:
         if isinstance(event, CallArguments):
             return self._delta({"type": "input_json_delta", "partial_json": event.text})
         if isinstance(event, CallEnd):
+            self._called = True
             return self._close()
         if isinstance(event, Finished):
             return self._end(event)
@@ -210,7 +214,7 @@ class MessagesRenderer:
         if self._finished is not None and self._fold is not None:
             self._finished(self._fold.answer)
         note = comment_frame(f"cache {event.cache_note}") if event.cache_note else ""
-        delta = {"stop_reason": stop_reason(event.reason, event.stop), "stop_sequence": event.stop}
+        delta = {"stop_reason": stop_reason(event.reason, event.stop, self._called), "stop_sequence": event.stop}
         ending = _frame("message_delta", {"delta": delta, "usage": usage_body(event.usage)})
         return self._close() + note + ending + _frame("message_stop", {})
 
