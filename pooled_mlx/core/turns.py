@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pooled_mlx.core.request import Turn
+from pooled_mlx.core.volatile import neutralise
 
 _BLANK_LINE = "\n\n"
 
@@ -16,21 +17,23 @@ def arrange_turns(turns: Iterable[Turn]) -> tuple[Turn, ...]:
     A late system turn is appended to the user turn just before it, or, after an assistant turn, put before the next user
     turn, a blank line between. After a tool result it is appended to that result, so that it never becomes a user query of
     its own (Qwen's templates drop the reasoning of a tool chain at the next user query). With no user turn left it becomes
-    a user turn of its own. Nothing else is moved, merged or dropped.
+    a user turn of its own. Volatile parts of system text are neutralised (`core.volatile`). Nothing else is moved, merged or
+    dropped.
     """
     arranged: list[Turn] = []
     waiting: list[str] = []
     leading: list[str] = []
     for turn in turns:
         if turn.role == "system":
-            if not arranged:
-                leading.append(turn.text)
-            elif not turn.text:
+            text = neutralise(turn.text)
+            if not text and (turn.text or arranged):
                 continue
+            if not arranged:
+                leading.append(text)
             elif arranged[-1].role in ("user", "tool") and not waiting:
-                arranged[-1] = replace(arranged[-1], text=_join([arranged[-1].text, turn.text]))
+                arranged[-1] = replace(arranged[-1], text=_join([arranged[-1].text, text]))
             else:
-                waiting.append(turn.text)
+                waiting.append(text)
         elif turn.role == "user" and waiting:
             arranged.append(replace(turn, text=_join([*waiting, turn.text])))
             waiting = []
