@@ -55,8 +55,9 @@ class FakeData:
         self.released = True
 
 
-def check_match(match: Match, ids: Sequence[int], *, divisible: bool) -> None:
+def check_match(pool: Pool, match: Match, ids: Sequence[int]) -> None:
     """Fail unless what `match` would be materialised into is the cache of ids[: match.tokens]."""
+    divisible = pool.divisible
     assert 0 <= match.tokens < len(ids)
     assert match.matched >= match.tokens
     cache: list[int] = []
@@ -70,7 +71,7 @@ def check_match(match: Match, ids: Sequence[int], *, divisible: bool) -> None:
         segment, count = match.partial
         assert isinstance(segment.data, FakeData)
         assert 0 < count <= segment.tokens
-        assert count % RULE.step == 0
+        assert count % pool.rule.step == 0
         assert segment.parent is not None
         assert segment.parent.end == len(cache)
         cache += segment.data.delta[:count]
@@ -108,7 +109,7 @@ class FakeModel:
         """
         pool = self.pool
         match = pool.lookup(ids)
-        check_match(match, ids, divisible=pool.divisible)
+        check_match(pool, match, ids)
         with pool.lease(match, label) as lease:
             parent = match.path[-1] if match.path else pool.root
             cuts = checkpoints(list(boundaries), len(ids), pool.rule)

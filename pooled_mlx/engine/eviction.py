@@ -128,7 +128,7 @@ def eviction_ranks(
     chance = tails.chance(path[-1]) if path else 1.0
     for segment, rank in path_ranks(path, rule, pinned).items():
         size = _freed_bytes(segment)
-        if segment.tips or (segment.is_leaf and segment.leases) or not size:
+        if segment.tips or not size:
             continue
         age = max(0.0, now - segment.last_use)
         worth = rank.worth / size * max(1, segment.forks) / (1.0 + age / HALF_LIFE_SECONDS)
@@ -139,8 +139,8 @@ def eviction_ranks(
 
 
 def _freed_bytes(segment: Segment) -> int:
-    """What evicting `segment` frees: the state of an inner one; a leaf with the links above that nothing else needs."""
-    if not segment.is_leaf:
+    """What evicting `segment` frees: the state of one that is needed, a leaf with the links that lead only to it."""
+    if not segment.is_leaf or segment.leases:
         return segment.state_bytes
     size = segment.bytes
     above = segment.parent

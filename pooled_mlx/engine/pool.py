@@ -300,7 +300,7 @@ class Pool:
             del current[segment]
             self.counters[f"evicted: {value.tier.name.lower().replace('_', ' ')}"] += 1
             above = segment
-            if segment.is_leaf:
+            if segment.is_leaf and not segment.leases:
                 above = self._evict(segment)
             else:
                 self._drop_state(segment)

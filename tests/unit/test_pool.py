@@ -67,7 +67,7 @@ def test_one_other_id_anywhere_is_a_miss_from_there_on():
         changed = [*whole, 7]
         changed[at] += 1
         match = pool.lookup(changed)
-        check_match(match, changed, divisible=False)
+        check_match(pool, match, changed)
         assert (match.tokens, match.matched) == (100 if at >= 100 else 0, at)
 
 
@@ -104,7 +104,7 @@ def test_a_divisible_cache_resumes_inside_a_segment_on_the_step_grid():
     assert match.path == (first,)
     assert match.partial == (second, 64)
     assert (match.tokens, match.matched) == (164, 170)
-    check_match(match, [*whole[:170], 1, 2], divisible=True)
+    check_match(pool, match, [*whole[:170], 1, 2])
     assert pool.lookup([*whole[:131], 1]).partial is None
     assert pool.lookup([*whole[:50], 1]).tokens == 32
     # A resend of the whole prompt leaves the last stretch of the grid to compute.
