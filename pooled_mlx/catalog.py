@@ -100,7 +100,7 @@ def read_card(path: Path) -> ModelCard:
 def parse_card(table: Mapping[str, Any], where: str) -> ModelCard:
     """The card in a decoded TOML table; `where` names its file in errors. Raises `CatalogError`."""
     values = dict(table)
-    for key in ("weights_bytes", "minimum_memory_bytes"):
+    for key in ("weights_bytes", "minimum_memory_bytes", "kv_bytes_per_token", "state_bytes"):
         if key in values:
             values[key] = _size(values[key], f"{where}: {key}")
     for key, shape in _TABLES.items():

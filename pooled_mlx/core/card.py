@@ -63,6 +63,10 @@ class ModelCard:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     sampling_thinking: SamplingDefaults | None = None
     minimum_memory_bytes: int = 0
+    kv_bytes_per_token: int = 0
+    """K/V of all full-attention layers for one token, 16-bit; 0 means: not known before the model is loaded."""
+    state_bytes: int = 0
+    """Recurrent states of one row at any length."""
     rank: int = 0
     """Where several cards fit a machine, the highest rank is the default."""
     license: str = ""

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pooled_mlx.catalog import builtin_folder, load_catalog
+from pooled_mlx.core.card import ModelCard
+from pooled_mlx.engine.memory import (
+    GIB,
+    KV_COPIES,
+    MIB,
+    CacheShape,
+    DeviceFacts,
+    DoesNotFitError,
+    MemoryPlan,
+    largest_step,
+    loaded_bytes,
+    plan_memory,
+    refuse_weights,
+)
+from tests.mac_devices import MACS
+
+CARDS = load_catalog(builtin_folder()).cards
+QWEN36 = CacheShape(20_480, 64_389_120)
+
+
+def plan(card: ModelCard, facts: DeviceFacts, **wishes: int) -> MemoryPlan:
+    shape = CacheShape(card.kv_bytes_per_token, card.state_bytes)
+    weights = loaded_bytes(card.weights_bytes, facts.has_metal)
+    return plan_memory(
+        facts, weights, shape, context_max=card.context_max, context_default=card.context_default, model=card.id, **wishes
+    )
+
+
+def context(card_id: str, facts: DeviceFacts) -> int | None:
+    try:
+        return plan(CARDS[card_id], facts).context_tokens
+    except DoesNotFitError:
+        return None
+
+
+@pytest.mark.parametrize("facts", MACS, ids=lambda facts: facts.name)
+def test_every_plan_adds_up_and_stays_under_the_limit(facts: DeviceFacts):
+    for card in CARDS.values():
+        if context(card.id, facts) is None:
+            continue
+        made = plan(card, facts)
+        parts = made.weights_bytes + made.pool_bytes + made.working_bytes + made.headroom_bytes
+        assert parts == made.limit_bytes <= (facts.recommended_bytes or 0)
+        assert made.fits(made.context_tokens, 0).ok
+        assert made.limits.wired_bytes == made.limit_bytes
+        assert made.context_tokens % 1024 == 0
+
+
+def test_contexts_of_the_cards_on_recorded_macs():
+    """The table of docs/models.md, by the facts of real machines."""
+    table = {
+        facts.name: [context(card_id, facts) for card_id in ("qwen3-1.7b", "qwen3.6-35b-moe", "qwen3.8-27b")] for facts in MACS
+    }
+    assert table == {
+        "Apple M1, 8 GB": [18_432, None, None],
+        "Apple M1, 16 GB": [32_768, None, None],
+        "Apple M2, 24 GB": [32_768, None, None],
+        "Apple M2 Pro, 32 GB": [32_768, 17_408, 36_864],
+        "Apple M3 Max, 36 GB": [32_768, 131_072, 81_920],
+        "Apple M4 Pro, 48 GB": [32_768, 131_072, 131_072],
+        "Apple M1 Max, 64 GB": [32_768, 131_072, 131_072],
+        "Apple M3 Max, 96 GB": [32_768, 131_072, 131_072],
+        "Apple M5 Max, 128 GB": [32_768, 131_072, 131_072],
+    }
+
+
+def test_the_default_card_of_each_mac_fits_it():
+    from pooled_mlx.catalog import Catalog, pick_default
+
+    for facts in MACS:
+        card = pick_default(Catalog(CARDS), facts.memory_bytes, facts.has_metal)
+        assert plan(card, facts).context_tokens >= 8192, facts.name
+
+
+def test_a_context_that_the_user_wants_is_kept_or_refused_with_numbers():
+    facts = DeviceFacts("test", 64 * GIB, True, 48 * GIB, 36 * GIB)
+    assert plan_memory(facts, 20 * GIB, QWEN36, context_max=262_144, context=262_144).context_tokens == 262_144
+    small = DeviceFacts("test", 32 * GIB, True, 22 * GIB, 16 * GIB)
+    with pytest.raises(
+        DoesNotFitError, match=r"a context of 131072 tokens does not fit: it needs 5\.\d GiB of cache.*At most \d+ tokens"
+    ):
+        plan_memory(small, 19 * GIB, QWEN36, context_max=262_144, context=131_072)
+    with pytest.raises(DoesNotFitError, match="a context of 300000 tokens is more than the model can have: 262144"):
+        plan_memory(facts, GIB, QWEN36, context_max=262_144, context=300_000)
+
+
+def test_an_exact_wish_need_not_be_a_multiple():
+    facts = DeviceFacts("test", 64 * GIB, True, 48 * GIB, 36 * GIB)
+    assert plan_memory(facts, GIB, QWEN36, context_max=262_144, context=10_000).context_tokens == 10_000
+
+
+def test_a_short_context_model_keeps_its_own_length():
+    facts = DeviceFacts("test", 64 * GIB, True, 48 * GIB, 36 * GIB)
+    assert plan_memory(facts, GIB, CacheShape(1000), context_max=500).context_tokens == 500
+
+
+def test_too_large_model_is_refused_with_numbers_and_the_way_on():
+    facts = DeviceFacts("Apple M1, 16 GB", 16 * GIB, True, 11_453_251_584, 8 * GIB)
+    text = refuse_weights(facts, 20_400_000_000, "qwen3.6-35b-moe")
+    assert text is not None
+    assert "qwen3.6-35b-moe does not fit: it needs 20." in text
+    assert "this machine allows 10.7 GiB" in text
+    assert "pooled-mlx models list" in text
+    assert refuse_weights(facts, 10**9, "small") is None
+
+
+def test_a_large_mac_is_not_filled_with_caches():
+    made = plan(CARDS["qwen3.6-35b-moe"], MACS[-1])
+    assert made.pool_bytes == made.limit_bytes // 4
+    assert made.headroom_bytes > 50 * GIB
+
+
+def test_pool_and_limit_that_the_user_wants():
+    facts = DeviceFacts("test", 64 * GIB, True, 48 * GIB, 36 * GIB)
+    made = plan_memory(facts, 20 * GIB, QWEN36, context_max=262_144, pool_bytes=2 * GIB)
+    assert made.pool_bytes == 2 * GIB
+    assert made.context_tokens == (2 * GIB - 4 * QWEN36.state_bytes) // 40_960 // 1024 * 1024
+    assert plan_memory(facts, 20 * GIB, QWEN36, context_max=8192, limit_bytes=30 * GIB).limit_bytes == 30 * GIB
+    assert plan_memory(facts, 20 * GIB, QWEN36, context_max=8192, limit_bytes=60 * GIB).limit_bytes == 48 * GIB
+    with pytest.raises(DoesNotFitError, match=r"a pool of 40\.0 GiB does not fit.*leave"):
+        plan_memory(facts, 20 * GIB, QWEN36, context_max=262_144, pool_bytes=40 * GIB)
+
+
+def test_a_request_is_refused_with_needed_and_allowed_bytes():
+    facts = DeviceFacts("test", 32 * GIB, True, 22 * GIB, 16 * GIB)
+    made = plan_memory(facts, 19 * GIB, QWEN36, context_max=262_144)
+    assert made.fits(1000, 1000).ok
+    fit = made.fits(100_000, 16_384)
+    assert not fit.ok
+    assert f"({fit.needed_bytes} bytes)" in fit.refusal()
+    assert f"({made.pool_bytes} bytes)" in fit.refusal()
+
+
+def test_float32_weights_on_the_cpu_are_counted():
+    card = CARDS["smollm2-135m"]
+    made = plan(card, DeviceFacts("x86_64", 4 * GIB))
+    assert made.weights_bytes > 500 * 1024**2
+    assert made.limits.wired_bytes is None
+    assert made.context_tokens == 8192
+    text = refuse_weights(DeviceFacts("x86_64", 24 * GIB), 20_400_000_000, "qwen3.6-35b-moe")
+    assert text is not None
+    assert "does not fit" in text
+
+
+def test_the_embedded_model_fits_its_minimum_memory():
+    card = CARDS["smollm2-135m"]
+    assert plan(card, DeviceFacts("x86_64", card.minimum_memory_bytes)).context_tokens == 8192
+
+
+def test_table_and_facts():
+    facts = DeviceFacts("Apple M2 Pro, 32 GB", 32 * GIB, True, 22_906_503_168, 17_179_869_184)
+    made = plan(CARDS["qwen3.6-35b-moe"], facts)
+    lines = made.table().splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["weights", "cache pool", "working space", "headroom", "limit"]
+    assert "a state" in lines[1]
+    assert "Metal's recommendation" in lines[4]
+    assert made.facts()["context_tokens"] == made.context_tokens
+
+
+@pytest.mark.parametrize(
+    ("step", "tokens", "heads", "buffer", "expected"),
+    [
+        (2048, 24_000, 16, None, 2048),
+        (2048, 24_000, 16, 36 * GIB, 2048),
+        (2048, 131_072, 64, 8 * GIB, 512),
+        (64, 10**9, 64, GIB, 32),
+    ],
+)
+def test_the_step_shrinks_with_context_and_buffer(step: int, tokens: int, heads: int, buffer: int | None, expected: int):
+    assert largest_step(step, tokens, heads, buffer) == expected
+
+
+@given(
+    recommended=st.integers(2 * GIB, 200 * GIB),
+    weights=st.integers(0, 150 * GIB),
+    kv=st.integers(1, 500_000),
+    state=st.integers(0, 300 * 1024**2),
+    longest=st.integers(1, 1_000_000),
+)
+def test_any_plan_is_inside_the_limit_and_its_context_fits(recommended: int, weights: int, kv: int, state: int, longest: int):
+    facts = DeviceFacts("any", 2 * recommended, True, recommended, recommended)
+    try:
+        made = plan_memory(facts, weights, CacheShape(kv, state), context_max=longest)
+    except DoesNotFitError:
+        assert weights * 1.04 + 2 * KV_COPIES * kv * 1024 + 8 * state + 512 * MIB > 0.9 * recommended
+        return
+    assert made.weights_bytes + made.pool_bytes + made.working_bytes + made.headroom_bytes == made.limit_bytes
+    assert 0 < made.context_tokens <= min(longest, 131_072)
+    assert min(made.pool_bytes, made.working_bytes, made.headroom_bytes) >= 0
+    assert made.fits(made.context_tokens, 0).ok
+
+
+def test_this_machine_can_be_read():
+    from pooled_mlx.engine.devices import read_device
+
+    facts = read_device()
+    assert facts.memory_bytes > 2**28
+    assert 0 < facts.limit_bytes <= facts.memory_bytes
