@@ -13,7 +13,7 @@ from functools import cache
 
 from pooled_mlx.chat_formats.base import ChatFormat
 
-_SHARED = frozenset({"base", "tagged", "schemas", "rules"})
+_SHARED = frozenset({"arguments", "base", "schemas", "tagged"})
 
 
 def names() -> tuple[str, ...]:

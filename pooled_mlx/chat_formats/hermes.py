@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pooled_mlx.chat_formats.base import CUSTOM_PARAMETER, tool_schema
-from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Step, TaggedParser
+from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Step, TaggedParser
 from pooled_mlx.core.request import Tool, ToolCall, Turn
 from pooled_mlx.text.answer_stream import AnswerParser, ParserSetup
 from pooled_mlx.text.event_writer import SPACE
@@ -28,7 +28,8 @@ To call a tool, write its name and its arguments as a JSON object between call t
 {{"name": "tool_name", "arguments": {{"argument": "value"}}}}
 </tool_call>
 
-Write one such block for each call. Results come back between <tool_response> tags. Without need of a tool, answer in plain text."""
+Write one such block for each call. Results come back between <tool_response> tags. Without need of a tool, answer in plain
+text."""
 
 
 def generic_instructions(tools: Sequence[Tool]) -> str:
@@ -84,9 +85,20 @@ class HermesReader:
         """True once a callable tool's name was read."""
         return self._tool is not None
 
-    def accepts_close(self, after_newline: bool) -> bool:
-        """Inside a JSON string only after a raw newline, which no JSON string contains."""
-        return after_newline or not self._value.in_string
+    def closing(self, *, token: bool, after_newline: bool) -> Closing:
+        """Inside a JSON string a closing tag is content, except after a raw newline, which no JSON string contains."""
+        if after_newline or not self.in_value:
+            return "yes"
+        return "maybe" if token else "no"
+
+    @property
+    def in_value(self) -> bool:
+        """True inside a JSON string."""
+        return self._mode == "value" and self._value.in_string
+
+    def refutes(self, text: str) -> bool:
+        """Any text after the tag shows that the string went on."""
+        return bool(text.strip(SPACE))
 
     def feed(self, text: str) -> Step:
         """The next piece of the call."""
@@ -164,9 +176,12 @@ class HermesReader:
         return at + used
 
     def _read_value(self, text: str, at: int) -> int:
-        if not self._value.started and text[at] in ",}":
-            self._value_end()
-            return at
+        if not self._value.started:
+            if text[at] in SPACE + ":]":
+                return at + 1
+            if text[at] in ",}":
+                self._value_end()
+                return at
         out, used = self._value.feed(text[at:] if at else text)
         self._value_text(out)
         if self._value.done:

@@ -16,6 +16,8 @@ Step = tuple[Literal["open", "rejected", "done"], str]
 """What a reader made of a piece: it wants more; or what it read is no call, with all of that text; or the call is
 complete, with the text after it."""
 
+Closing = Literal["yes", "maybe", "no"]
+
 
 class CallReader(Protocol):
     """Reads the body of one call. Until `committed` nothing of it has become an event."""
@@ -33,8 +35,20 @@ class CallReader(Protocol):
         """The closing tag or the end of the answer: complete the call or reject it. Never "open"."""
         ...
 
-    def accepts_close(self, after_newline: bool) -> bool:
-        """Whether a closing tag spelled with ordinary text counts here. `after_newline`: it stands on a line of its own."""
+    def closing(self, *, token: bool, after_newline: bool) -> Closing:
+        """How a closing tag is to be taken here: as a token of its own or spelled with ordinary text, perhaps on a new line.
+
+        "maybe" is for a value that is still open: the tag counts unless what follows `refutes` it.
+        """
+        ...
+
+    @property
+    def in_value(self) -> bool:
+        """True inside a value whose end has not been seen: an opening tag that comes as a token is content there."""
+        ...
+
+    def refutes(self, text: str) -> bool:
+        """True when `text`, which follows a closing tag that was a "maybe", shows that the value went on."""
         ...
 
 
@@ -69,7 +83,8 @@ class TaggedParser:
 
     Tags count by token where the model has them as tokens, else by their spelling. A thinking tag opens or closes thinking
     wherever it stands; a closing one outside of thinking is dropped. A call inside thinking is a call, and the thinking
-    goes on after it. What turns out to be no call is text (or thinking), tags included.
+    goes on after it. What turns out to be no call is text (or thinking), tags included. A whole pair of call tags inside a
+    value is content.
     """
 
     def __init__(
@@ -98,7 +113,10 @@ class TaggedParser:
         self._inside_pair = False
         self._junk = ""
         self._held = ""
+        self._maybe: str | None = None
+        self._nested = 0
         self._last = "\n"
+        self._just_called = False
         spelled: list[str] = []
         if setup.reasoning_open or setup.request.thinking.on:
             spelled += [tag for tag in (THINK, END_THINK) if tag not in setup.token_tags]
@@ -111,49 +129,72 @@ class TaggedParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """True while what comes next is thinking."""
-        return self._thinking and (self._reader is None or not self._reader.committed)
+        """True while what comes next is thinking: not in a call, nor right after one that was made while thinking."""
+        return self._thinking and not self._just_called and (self._reader is None or not self._reader.committed)
 
     def text(self, text: str) -> None:
         """Ordinary text."""
-        if self._reader is None and self._trigger is None and not self._inside_pair:
+        if self._trigger is None and self._reader is None and not self._inside_pair:
             self._put(text)
             return
-        text, self._held = self._held + text, ""
-        while text:
-            text = self._step(text) if self._reader is None else self._read(text)
+        if self._maybe is not None:
+            self._maybe += text
+            assert self._reader is not None
+            if not self._reader.refutes(self._maybe):
+                return
+            text, self._maybe = self._maybe, None
+            self._go(self._result(self._reader.feed(self._close_tag)))
+        self._go(self._held + text)
 
     def tag(self, name: str) -> None:
         """A tag that came as a token of its own."""
+        self._settle()
+        if self._reader is not None and self._held:
+            self._go(self._result(self._reader.feed(self._take_held())))
         if self._reader is not None:
-            self._release_held()
-        if self._reader is not None:
-            if name not in (self._open_tag, self._close_tag) and self._reader.committed:
-                self._run(self._reader.feed(name))
+            if name == self._close_tag and not self._nested:
+                if self._reader.closing(token=True, after_newline=self._last == "\n") == "maybe":
+                    self._maybe = ""
+                else:
+                    self._end_call(True)
                 return
-            self._end_call(name == self._close_tag)
-            if name == self._close_tag:
+            if self._reader.committed and (name != self._open_tag or self._reader.in_value):
+                self._nested += (name == self._open_tag) - (name == self._close_tag)
+                self._last = ">"
+                self._go(self._result(self._reader.feed(name)))
                 return
-        if self._held:
-            held, self._held = self._held, ""
-            self._put(held)
+            self._end_call(False)
+        self._put(self._take_held())
         self._outer_tag(name)
 
     def finish(self, cut: bool) -> None:
         """The answer is over."""
-        if self._reader is not None:
-            self._release_held()
+        self._settle()
+        if self._reader is not None and self._held:
+            self._go(self._result(self._reader.feed(self._take_held())))
         if self._reader is None:
-            held, self._held = self._held, ""
-            if held:
-                self._put(held)
-            return
-        if cut:
-            if not self._reader.committed:
-                self._writer.note("the limit cut off a call before its name")
-            return
-        self._writer.note("the turn ended inside a call")
-        self._end_call(False)
+            self._put(self._take_held())
+        elif not cut:
+            self._writer.note("the turn ended inside a call")
+            self._end_call(False)
+        elif not self._reader.committed:
+            self._writer.note("the limit cut off a call before its name")
+
+    def _settle(self) -> None:
+        """A closing tag that was a "maybe" counts: nothing spoke against it."""
+        if self._maybe is not None:
+            text, self._maybe = self._maybe, None
+            self._end_call(True)
+            self._go(text)
+
+    def _take_held(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _go(self, text: str) -> None:
+        self._held = ""
+        while text:
+            text = self._step(text) if self._reader is None else self._read(text)
 
     def _outer_tag(self, name: str) -> None:
         if name == THINK:
@@ -174,6 +215,7 @@ class TaggedParser:
     def _begin(self, opening: str) -> None:
         assert self._new_reader is not None
         self._inside_pair, self._junk = False, ""
+        self._nested = 0
         self._reader = self._new_reader(opening == self._bare)
         self._opening = opening
 
@@ -195,10 +237,11 @@ class TaggedParser:
             return ""
         name = match.group()
         self._put(text[: match.start()])
-        if name == self._bare and (self._thinking or self._last != "\n" or self._in_code()):
-            self._put(name)
-        elif name == self._bare:
-            self._begin(name)
+        if name == self._bare:
+            if self._thinking or self._last != "\n" or self._in_code() or not self._calls.possible:
+                self._put(name)
+            else:
+                self._begin(name)
         else:
             self._outer_tag(name)
         return text[match.end() :]
@@ -219,7 +262,7 @@ class TaggedParser:
         close = self._close_tag if self._close_tag in self._spelled_pair else ""
         if close and text.startswith(close):
             back = text[len(close) :]
-            if self._reader.accepts_close(self._last == "\n"):
+            if self._reader.closing(token=False, after_newline=self._last == "\n") == "yes":
                 self._end_call(True)
                 return back
             self._last = close[-1]
@@ -237,17 +280,6 @@ class TaggedParser:
         self._held = text[end:]
         return ""
 
-    def _release_held(self) -> None:
-        held, self._held = self._held, ""
-        if held:
-            assert self._reader is not None
-            self._run(self._reader.feed(held))
-
-    def _run(self, step: Step) -> None:
-        text = self._result(step)
-        while text:
-            text = self._step(text) if self._reader is None else self._read(text)
-
     def _result(self, step: Step) -> str:
         state, rest = step
         if state == "rejected":
@@ -255,7 +287,7 @@ class TaggedParser:
             self._put(self._opening)
         elif state == "done":
             self._reader = None
-            self._inside_pair = True
+            self._inside_pair = self._just_called = True
             self._last = "\n"
         return rest
 
@@ -263,18 +295,18 @@ class TaggedParser:
         """A tag or the end of the answer ends the call being read."""
         while self._reader is not None:
             step = self._reader.close()
-            self._run(step)
+            self._go(self._result(step))
             if step[0] == "done":
                 self._inside_pair, self._junk = False, ""
                 return
-        if closed:
-            self._put(self._close_tag)
+        self._put(self._take_held() + (self._close_tag if closed else ""))
 
     def _put(self, text: str) -> None:
         if not text:
             return
         text, self._junk = self._junk + text, ""
         self._last = text[-1]
+        self._just_called = self._just_called and not text.strip(SPACE)
         if self._thinking:
             self._writer.reasoning(text)
         else:

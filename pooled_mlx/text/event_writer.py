@@ -60,7 +60,8 @@ class EventWriter:
 
     def note(self, what: str) -> None:
         """Remember a repair or a refusal."""
-        self.notes.append(what)
+        if self.stop is None and what not in self.notes:
+            self.notes.append(what)
 
     def text(self, text: str) -> None:
         """Answer text."""
@@ -90,14 +91,15 @@ class EventWriter:
                 return
             self._thought_skip = ""
         body = text.rstrip(SPACE)
+        space = text[len(body) :]
         if body:
             if self._thought_space:
                 body = "".join((*self._thought_space, body))
                 self._thought_space.clear()
             self._thoughts.append(body)
             self._events.append(Reasoning(body))
-        if len(body) != len(text):
-            self._thought_space.append(text[len(text.rstrip(SPACE)) :])
+        if space:
+            self._thought_space.append(space)
 
     def open_reasoning(self) -> None:
         """A thinking block begins."""
@@ -150,10 +152,7 @@ class EventWriter:
 
     def _put_text(self, text: str) -> None:
         body = text.rstrip(SPACE)
-        if len(body) == len(text):
-            space = ""
-        else:
-            space = text[len(body) :]
+        space = text[len(body) :]
         if body:
             if self._space:
                 body = "".join((*self._space, body))

@@ -28,7 +28,8 @@ class JsonStream:
 
     Valid JSON is copied unchanged, byte for byte, whatever the pieces are. Anything else is repaired, never refused: single
     quotes, bare words, invalid escapes, raw control characters, missing or trailing commas, missing closing brackets,
-    Python's True, False and None; an escaped half of a surrogate pair becomes U+FFFD. `done` is set when the value is complete; `in_string` while inside a string.
+    Python's True, False and None; an escaped half of a surrogate pair becomes U+FFFD. `done` is set when the value is
+    complete, `in_string` while inside a string.
     """
 
     __slots__ = ("_atom", "_comma", "_escape", "_high", "_mode", "_quote", "_stack", "done", "in_string")
