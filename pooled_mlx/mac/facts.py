@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+RATE_WINDOW_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,11 @@ class ServerFacts:
         return self.state == "ready"
 
 
-def read_health(body: Any) -> ServerFacts:
-    """The facts in a decoded `/health` body. Without a token a server that wants one says only whether it is up."""
+def read_health(body: Any, now: float | None = None) -> ServerFacts:
+    """The facts in a decoded `/health` body, read at the Unix time `now`.
+
+    Without a token a server that wants one says only whether it is up.
+    """
     if not isinstance(body, Mapping) or "ok" not in body:
         return ServerFacts(state="foreign", reason="what answers there is not pooled-mlx")
     if "ready" not in body and "state" not in body and "model" not in body:
@@ -102,7 +108,6 @@ def read_health(body: Any) -> ServerFacts:
     state = _text(body.get("state")) or ("ready" if body.get("ready") else "failed" if not body.get("ok") else "loading")
     progress = _mapping(body.get("progress"))
     memory = {key: float(value) for key, value in _mapping(body.get("memory")).items() if _number(value) is not None}
-    rates = _mappings(body.get("rates"))
     return ServerFacts(
         state=state,
         reason=_text(body.get("reason")),
@@ -119,8 +124,8 @@ def read_health(body: Any) -> ServerFacts:
         uptime_seconds=_number(body.get("uptime_seconds")),
         progress=_progress(progress) if progress else None,
         requests=tuple(_running(row) for row in _mappings(body.get("requests"))),
-        recent=tuple(_served(row) for row in _mappings(body.get("recent"))),
-        tokens_per_second=_number(rates[-1].get("tokens_per_second")) if rates else None,
+        recent=_newest_first(_served(row) for row in _mappings(body.get("recent"))),
+        tokens_per_second=_rate(_mappings(body.get("rates")), time.time() if now is None else now),
         memory=memory,
         raw=body,
     )
@@ -166,6 +171,19 @@ def _served(row: Mapping[str, Any]) -> Served:
         finish=_text(row.get("finish")),
         why=_text(row.get("why")),
     )
+
+
+def _newest_first(rows: Iterable[Served]) -> tuple[Served, ...]:
+    return tuple(sorted(rows, key=lambda row: row.finished_at or 0.0, reverse=True))
+
+
+def _rate(rows: Sequence[Mapping[str, Any]], now: float) -> float | None:
+    """The mean over the last whole seconds; seconds without a token are not in `rows`. None while nothing is written."""
+    last = int(now) - 1
+    counts = {int(_number(row.get("t")) or 0): _number(row.get("tokens_per_second")) or 0.0 for row in rows}
+    window = [counts.get(last - back, 0.0) for back in range(RATE_WINDOW_SECONDS)]
+    busy = [count for count in window if count]
+    return sum(busy) / len(busy) if busy else None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

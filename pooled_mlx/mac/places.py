@@ -57,9 +57,9 @@ class Places:
 
 
 def places(home: Path | None = None, platform: str = sys.platform, environment: Mapping[str, str] = os.environ) -> Places:
-    """The folders of this user. On a Mac they are the system's usual ones, elsewhere those of XDG."""
+    """The folders of this user: the system's usual ones on a Mac, those of XDG elsewhere and for the settings."""
     home = home or Path.home()
-    config = home / ".config" / "pooled-mlx"
+    config = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "pooled-mlx"
     if platform == "darwin":
         library = home / "Library"
         return Places(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import plistlib
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from pooled_mlx.mac.facts import ServerFacts
 from pooled_mlx.mac.launchd import AgentStatus, Launchctl, serve_agent, write_agent
-from pooled_mlx.mac.places import SERVICE_LABEL, Places
+from pooled_mlx.mac.places import SERVICE_LABEL, Places, write_private
 from pooled_mlx.mac.runs import Refusal, read_refusal
 
 START_CHECKS = 40
@@ -96,6 +97,19 @@ class Service:
         """What launchd knows."""
         return self._launchctl.status(SERVICE_LABEL)
 
+    def running(self) -> bool:
+        """True while launchd keeps the server's process."""
+        return self.status().running
+
+    def set_model(self, card_id: str) -> None:
+        """Serve another model from now on: the plist is rewritten and loaded again. Raises `LaunchdError`."""
+        plist = self._where.agent_file()
+        facts = plistlib.loads(plist.read_bytes())
+        facts["ProgramArguments"] = with_option(facts["ProgramArguments"], "--model", card_id)
+        write_private(plist, plistlib.dumps(facts, sort_keys=False))
+        self._where.refusal.unlink(missing_ok=True)
+        self._launchctl.load(SERVICE_LABEL, plist)
+
     def start(self) -> None:
         """Start it, loading it first if need be. Raises `LaunchdError`."""
         if self.status().loaded:
@@ -124,6 +138,20 @@ class Service:
             self._sleep(START_PAUSE_SECONDS)
             facts = self._look()
         return facts, read_refusal(self._where)
+
+
+def with_option(arguments: Sequence[str], name: str, value: str) -> list[str]:
+    """`arguments` with the option set to `value`, in both of its spellings."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument == name:
+            skip = True
+        elif not argument.startswith(f"{name}="):
+            kept.append(argument)
+    return [*kept, name, value]
 
 
 class InstallRefusedError(Exception):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pooled_mlx import __version__
-from pooled_mlx.mac.address import AddressError, add_address_options, server_from
+from pooled_mlx.mac.address import AddressError, add_address_options, given_options, server_from
 from pooled_mlx.mac.launchd import Launchctl, LaunchdError
 from pooled_mlx.mac.places import Places, places
 from pooled_mlx.mac.runs import last_crash, read_refusal
@@ -75,7 +75,7 @@ def run(
     try:
         made = False
         if args.action == "install" and not args.no_token:
-            args.token_file = str(Path(args.token_file or where.token_file).expanduser())
+            args.token_file = str(Path(getattr(args, "token_file", None) or where.token_file).expanduser())
             made = ensure_token(Path(args.token_file))
         server = server_from(args, where)
         service = Service(where, launchctl or Launchctl(), server.health, program=program_command(), sleep=sleep)
@@ -107,9 +107,8 @@ def _install(
     write: Callable[[str], None],
 ) -> int:
     token_file = None if args.no_token else Path(args.token_file)
-    arguments = [argument for argument in args.serve_arguments if argument != "--"]
-    if args.port is not None:
-        arguments = ["--port", str(args.port), *arguments]
+    passed = [argument for argument in args.serve_arguments if argument != "--"]
+    arguments = [*given_options(args, ("host", "port")), *passed]
     done = service.install(arguments, token_file=token_file)
     write(f"Agent     {done.plist}")
     write(f"Log       {where.server_log}")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 def bytes_text(count: float | None) -> str:
-    """`1536` -> `1.5 KB`, in powers of 1024; "–" for an unknown size."""
+    """`1536` -> `1.5 KiB`; "–" for an unknown size."""
     if count is None:
         return "–"
     size = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
+    for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 100 else f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.1f} TB"
+    return f"{size:.1f} TiB"
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -183,6 +183,7 @@ class Stage:
         self.refusal: str | None = None
         monkeypatch.setattr(LocalServer, "get", self.get)
         monkeypatch.delenv("POOLED_TOKEN", raising=False)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
 
     def get(self, path: str) -> Any:
         from pooled_mlx.mac.local_server import Reply

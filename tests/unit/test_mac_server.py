@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pooled_mlx.mac.address import AddressError, add_address_options, find_token, server_from
+from pooled_mlx.mac.address import AddressError, add_address_options, find_token, given_options, server_from
 from pooled_mlx.mac.facts import ServerFacts, read_health
 from pooled_mlx.mac.local_server import LocalServer
 from pooled_mlx.mac.places import places
@@ -61,7 +61,7 @@ def test_a_whole_answer() -> None:
     assert facts.model_label == "Qwen3.6 35B A3B"
     assert facts.requests[1].prefill_done == 12288
     assert facts.recent[1].why == "first request of this conversation: nothing to reuse"
-    assert facts.tokens_per_second == 40.0 + 235 % 25
+    assert [row.finished_at for row in facts.recent] == [1_790_000_000.0, 1_789_999_970.0]
     assert facts.memory["pool_bytes"] == 5 * GIB
     assert requests[0].startswith(b"GET /health HTTP/1.1\r\n")
     assert b"Authorization: Bearer secret\r\n" in requests[0]
@@ -137,6 +137,13 @@ def test_odd_values_are_unknown_never_an_error() -> None:
     assert read_health([]) == ServerFacts(state="foreign", reason="what answers there is not pooled-mlx")
 
 
+def test_the_speed_is_that_of_the_last_seconds_or_none() -> None:
+    body = health_body(rates=[{"t": 100, "tokens_per_second": 50}, {"t": 103, "tokens_per_second": 70}])
+    assert read_health(body, now=104.5).tokens_per_second == 60
+    assert read_health(body, now=106.0).tokens_per_second == 70
+    assert read_health(body, now=300.0).tokens_per_second is None
+
+
 def test_progress() -> None:
     progress = {"stage": "downloading", "done_bytes": 10, "total_bytes": 40, "bytes_per_second": 2.5, "seconds_left": 12}
     facts = read_health(health_body(state="downloading", ready=False, progress=progress))
@@ -150,14 +157,36 @@ def options(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_the_port_flag_then_environment_then_settings_then_default(tmp_path: Path) -> None:
+@pytest.fixture
+def settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = tmp_path / "pooled-mlx" / "config.toml"
+    path.parent.mkdir()
+    return path
+
+
+def test_the_port_flag_then_environment_then_settings_then_default(tmp_path: Path, settings_file: Path) -> None:
     where = mac_places(tmp_path)
     assert server_from(options(), where, {}).base_url == "http://127.0.0.1:8080"
-    where.config.mkdir(parents=True)
-    (where.config / "config.toml").write_text("port = 8081\n")
+    settings_file.write_text("port = 8081\n")
     assert server_from(options(), where, {}).base_url == "http://127.0.0.1:8081"
     assert server_from(options(), where, {"POOLED_MLX_PORT": "8082"}).base_url == "http://127.0.0.1:8082"
     assert server_from(options("--port", "8083"), where, {"POOLED_MLX_PORT": "8082"}).base_url == "http://127.0.0.1:8083"
+
+
+@pytest.mark.parametrize(
+    ("host", "url_host"),
+    [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("localhost", "localhost"), ("127.0.0.1", "127.0.0.1")],
+)
+def test_the_address_to_connect_to(tmp_path: Path, settings_file: Path, host: str, url_host: str) -> None:
+    assert server_from(options("--host", host), mac_places(tmp_path), {}).base_url == f"http://{url_host}:8080"
+
+
+def test_given_options_are_passed_on() -> None:
+    assert given_options(options()) == []
+    given = options("--port", "1", "--token-file", "/t", "--config", "/c")
+    assert given_options(given) == ["--port", "1", "--token-file", "/t", "--config", "/c"]
+    assert given_options(given, ("port",)) == ["--port", "1", "--config", "/c"]
 
 
 def test_the_token_file_then_the_environment_then_the_service_s(tmp_path: Path) -> None:
@@ -176,19 +205,18 @@ def test_the_token_file_then_the_environment_then_the_service_s(tmp_path: Path) 
     ("settings", "environment", "words", "message"),
     [
         ("port = [", {}, (), "is not valid TOML"),
-        ('port = "x"', {}, (), "must be a number from 1 to 65535"),
-        ("", {"POOLED_MLX_PORT": "70000"}, (), "POOLED_MLX_PORT is 70000"),
+        ('port = "x"', {}, (), "not a whole number"),
+        ("prot = 1", {}, (), "unknown setting 'prot'"),
+        ("", {"POOLED_MLX_PORT": "70000"}, (), "POOLED_MLX_PORT: 70000 must be between"),
         ("", {}, ("--token-file", "/nowhere/token"), "the token file /nowhere/token does not exist"),
     ],
 )
 def test_wrong_settings_are_named(
-    tmp_path: Path, settings: str, environment: dict[str, str], words: tuple[str, ...], message: str
+    tmp_path: Path, settings_file: Path, settings: str, environment: dict[str, str], words: tuple[str, ...], message: str
 ) -> None:
-    where = mac_places(tmp_path)
-    where.config.mkdir(parents=True)
-    (where.config / "config.toml").write_text(settings)
+    settings_file.write_text(settings)
     with pytest.raises(AddressError, match=message):
-        server_from(options(*words), where, environment)
+        server_from(options(*words), mac_places(tmp_path), environment)
 
 
 def test_folders_of_each_system(tmp_path: Path) -> None:
@@ -197,7 +225,9 @@ def test_folders_of_each_system(tmp_path: Path) -> None:
     assert mac == mac_places(tmp_path)
     linux = places(tmp_path, "linux", {})
     assert linux.server_log == tmp_path / ".local" / "state" / "pooled-mlx" / "logs" / "server.log"
-    assert places(tmp_path, "linux", {"XDG_STATE_HOME": "/s"}).state == Path("/s/pooled-mlx")
+    elsewhere = places(tmp_path, "linux", {"XDG_STATE_HOME": "/s", "XDG_CONFIG_HOME": "/c"})
+    assert elsewhere.state == Path("/s/pooled-mlx")
+    assert elsewhere.token_file == Path("/c/pooled-mlx/token")
 
 
 @pytest.mark.parametrize(
@@ -206,10 +236,10 @@ def test_folders_of_each_system(tmp_path: Path) -> None:
         (None, "–"),
         (0, "0 B"),
         (1023, "1023 B"),
-        (1536, "1.5 KB"),
-        (19 * GIB, "19.0 GB"),
-        (110 * GIB, "110 GB"),
-        (3e12, "2.7 TB"),
+        (1536, "1.5 KiB"),
+        (19 * GIB, "19.0 GiB"),
+        (110 * GIB, "110 GiB"),
+        (3e12, "2.7 TiB"),
     ],
 )
 def test_sizes(size: float | None, text: str) -> None:
