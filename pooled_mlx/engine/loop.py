@@ -20,14 +20,12 @@ from pooled_mlx.engine.group import DecodeGroup, batchable, useful_and_padded_by
 from pooled_mlx.engine.mlx_backend import LoadedModel, mx
 from pooled_mlx.engine.pool import Pool
 from pooled_mlx.engine.prefill import NotFinite, Prefill
+from pooled_mlx.engine.prefill_order import PrefillOrder
 from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.slots import Observer, Slots
 from pooled_mlx.grammar.match import GrammarFailed
 
 _log = logging.getLogger("pooled.engine")
-
-_MOST_SKIPPED = 4
-"""Pieces of shorter prompts that may go before one of the longest-waiting prompt."""
 
 _CLEAR_EVERY = 512
 """Decode steps between returns of MLX's unused buffers: the number of live Metal buffers is limited."""
@@ -67,7 +65,6 @@ class Counters:
 class _Turn:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    skipped: int = 0
     steps_since_clear: int = 0
     next_group: int = 0
 
@@ -94,6 +91,7 @@ class Loop:
         self.parked: list[Row] = []
         self.counters = Counters()
         self._turn = _Turn()
+        self._order = PrefillOrder()
 
     # --- what others ask
 
@@ -169,32 +167,8 @@ class Loop:
 
     # --- prefill
 
-    def _next_prefill(self) -> Prefill | None:
-        """The shortest prompt first, but the oldest not later than every few pieces; twins of a prompt being read wait."""
-        ready = [prefill for prefill in self.prefills if prefill.started or not self._waits_for_twin(prefill)]
-        if not ready:
-            return None
-        oldest = ready[0]
-        if self._turn.skipped >= _MOST_SKIPPED:
-            self._turn.skipped = 0
-            return oldest
-        shortest = min(ready, key=lambda prefill: prefill.remaining)
-        self._turn.skipped = 0 if shortest is oldest else self._turn.skipped + 1
-        return shortest
-
-    def _waits_for_twin(self, prefill: Prefill) -> bool:
-        """True while another prompt that is being read will soon have stored more of this one than the pool holds."""
-        for other in self.prefills:
-            if other is prefill or not other.started:
-                continue
-            shared = _common_prefix(prefill.ids, other.ids)
-            coming = [mark for mark in other.checkpoints_ahead if mark <= min(shared, len(prefill.ids) - 1)]
-            if coming:
-                return True
-        return False
-
     def _read_piece(self) -> None:
-        prefill = self._next_prefill()
+        prefill = self._order.next(self.prefills)
         if prefill is None:
             return
         row = prefill.row
@@ -430,10 +404,3 @@ class Loop:
 
 class EngineDead(Exception):
     """The engine cannot go on; the process must end with an error so that its supervisor starts it again."""
-
-
-def _common_prefix(left: Any, right: Any) -> int:
-    """Number of equal leading ids of two uint32 arrays."""
-    length = min(len(left), len(right))
-    differing = (left[:length] != right[:length]).nonzero()[0]
-    return int(differing[0]) if len(differing) else length

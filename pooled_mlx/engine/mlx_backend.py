@@ -101,6 +101,14 @@ def memory_now() -> MemoryNow:
     return MemoryNow(mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
 
 
+def finish_work() -> None:
+    """Wait for what this thread still computes and end its streams. A thread that used MLX calls this last: a stream of an
+    ended thread makes the process abort at its exit.
+    """
+    mx.synchronize()
+    mx.clear_streams()
+
+
 def set_limits(*, memory_bytes: int | None, cache_bytes: int | None, wired_bytes: int | None) -> None:
     """Set MLX's limits once at start. `wired_bytes` has an effect on a Mac only."""
     if memory_bytes is not None:

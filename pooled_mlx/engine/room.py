@@ -109,7 +109,7 @@ class Room:
         self._format_name = card.chat_format or chat_formats.detect(template.source, added)
         self._format = chat_formats.get(self._format_name)
         self._exact_ids = ExactIds()
-        self._builder = PromptBuilder(self._tokens, template, card, self._format_name, self._exact_ids)
+        self._builder = PromptBuilder(self._tokens, template, card, exact_ids=self._exact_ids)
         names = {index: text for text, index in added.items()}
         self._table = TokenTable(self._tokens.bytes_of, names, self._tokens.eos_ids)
         self._close_thinking_id = added.get("</think>")

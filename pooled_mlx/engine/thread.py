@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from pooled_mlx.core.errors import ApiError, engine_failed, not_ready
 from pooled_mlx.engine.loop import EngineDead, Loop
+from pooled_mlx.engine.mlx_backend import finish_work
 from pooled_mlx.engine.rows import Row
 
 _log = logging.getLogger("pooled.engine")
@@ -45,6 +46,12 @@ class EngineThread(threading.Thread):
 
     def run(self) -> None:
         """The thread's life."""
+        try:
+            self._live()
+        finally:
+            finish_work()
+
+    def _live(self) -> None:
         try:
             loop = self._make_loop()
         except Exception as error:
