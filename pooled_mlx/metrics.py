@@ -26,7 +26,7 @@ from pooled_mlx.core.events import (
     Usage,
 )
 
-METRICS_CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 FIRST_TOKEN_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 INTER_TOKEN_BOUNDS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.4, 0.8, 2.0, 5.0)
