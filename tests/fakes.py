@@ -136,6 +136,6 @@ class FakeEngine:
 
     def _length(self, request: Request) -> int:
         """A prompt length that grows with every word a client sent."""
-        texts = [turn.text for turn in request.turns] + [turn.reasoning or "" for turn in request.turns]
+        texts = [turn.text for turn in request.turns] + [turn.reasoning for turn in request.turns if turn.reasoning]
         texts += [call.arguments for turn in request.turns for call in turn.tool_calls]
         return 4 + sum(len(text.split()) + 4 for text in texts) + 8 * len(request.tools)

@@ -19,7 +19,7 @@ from pooled_mlx.core.ports import Engine
 from pooled_mlx.server.context import RequestState, ServerContext, attach_state, current_state, error_response
 from pooled_mlx.server.guard import RequestHead, body_too_large, check_head, read_head
 from pooled_mlx.server.hooks import Hooks
-from pooled_mlx.server.link import ClientStalled, Link
+from pooled_mlx.server.link import ClientGone, ClientStalled, Link
 from pooled_mlx.server.routes import add_routes
 from pooled_mlx.server.settings import ServerSettings
 
@@ -50,7 +50,6 @@ def create_app(
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False  # it would answer a client's doubled slash with a redirect that loses the body
     app.config["MAX_CONTENT_LENGTH"] = settings.body_limit_bytes
-    app.config["BODY_TIMEOUT"] = settings.body_timeout_seconds
     app.config["RESPONSE_TIMEOUT"] = None  # Quart ends every body after 60 s otherwise; Link has the limit for stalled readers
 
     async def on_api_error(error: ApiError) -> Response:
@@ -118,6 +117,8 @@ class _Front:
                 await link.refuse(*self._render(state.head, refusal))
         except ClientStalled as stalled:
             logger.warning("request %s: %s", state.id, stalled)
+        except ClientGone:
+            logger.debug("request %s: the client has gone", state.id)
         finally:
             self._context.links.discard(link)
             for cleanup in reversed(state.cleanups):

@@ -125,13 +125,13 @@ def _has_token(head: RequestHead, settings: ServerSettings) -> bool:
     if scheme.lower() == "bearer":
         given.append(bearer.strip())
     # Hashes have one length, so that the comparison takes the same time whatever was sent.
-    wanted = _digest(settings.token)
-    matches = [hmac.compare_digest(_digest(value), wanted) for value in given if value]
+    wanted = _digest(settings.token.encode())
+    matches = [hmac.compare_digest(_digest(value.encode("latin-1")), wanted) for value in given if value]
     return any(matches)
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+def _digest(raw: bytes) -> bytes:
+    return hashlib.sha256(raw).digest()
 
 
 def _bracketed(host: str) -> str:

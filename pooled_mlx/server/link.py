@@ -20,10 +20,15 @@ class ClientStalled(ConnectionError):
     """The client took nothing of its answer for too long; its connection is gone."""
 
 
+class ClientGone(ConnectionError):
+    """The client has closed the connection."""
+
+
 class Link:
     """Wraps `receive` and `send` of one request.
 
     - Every answer carries the headers of `extra_headers`.
+    - Nothing is sent to a client that has gone (`ClientGone`).
     - A client that stops reading without closing is cut off after `stall_timeout_seconds` (`ClientStalled`).
     - An answer that is ready before the body has arrived (a refusal) stays readable: closing a socket with unread input
       resets it, and the client would lose the answer, so the rest of the body is awaited for `linger_seconds`.
@@ -36,6 +41,7 @@ class Link:
         self._send = send
         self._settings = settings
         self._headers = [(name.encode(), value.encode("latin-1")) for name, value in extra_headers.items()]
+        self._gone = False
         self._body_done = asyncio.Event()
         if not has_body:
             self._body_done.set()
@@ -45,10 +51,11 @@ class Link:
         message = await self._receive()
         if message["type"] != "http.request" or not message.get("more_body", False):
             self._body_done.set()
+            self._gone = message["type"] == "http.disconnect"
         return message
 
     async def send(self, message: Message) -> None:
-        """Hand a message to the HTTP server. Raises `ClientStalled`."""
+        """Hand a message to the HTTP server. Raises `ClientStalled` and `ClientGone`."""
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
         elif not message.get("more_body", False) and not self._body_done.is_set():
@@ -83,6 +90,8 @@ class Link:
             await self.receive()
 
     async def _bounded(self, message: Message) -> None:
+        if self._gone:
+            raise ClientGone
         limit = asyncio.timeout(self._settings.stall_timeout_seconds)
         try:
             async with limit:

@@ -92,10 +92,10 @@ async def serve(
     config.include_server_header = False
     config.keep_alive_timeout = _CONNECTION_IDLE_SECONDS
     config.graceful_timeout = settings.stop_grace_seconds + 5
-    if handle_signals:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.request)
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM) if handle_signals else ()
+    for number in signals:
+        loop.add_signal_handler(number, stop.request)
     server = asyncio.create_task(hypercorn_serve(app, config, shutdown_trigger=stop.requested.wait))
     requested = asyncio.create_task(stop.requested.wait())
     forced = asyncio.create_task(stop.forced.wait())
@@ -110,6 +110,8 @@ async def serve(
             server.result()
         return stop.exit_code
     finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
         for task in (server, requested, forced):
             task.cancel()
         await asyncio.gather(server, requested, forced, return_exceptions=True)

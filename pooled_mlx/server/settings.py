@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MIB = 1024 * 1024
 
@@ -22,7 +22,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     allow_hosts: tuple[str, ...] = ()
     allow_origins: tuple[str, ...] = ()
     keep_alive_seconds: float = 10.0
