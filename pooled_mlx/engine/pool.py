@@ -198,9 +198,12 @@ class Pool:
         self._shrink(self.budget_bytes)
 
     def make_room(self, size_bytes: int) -> bool:
-        """Evict until `size_bytes` more fit into the budget. False, with nothing evicted, if they cannot."""
+        """Evict until `size_bytes` more fit into the budget. False, with nothing evicted for them, if they cannot.
+
+        What is above the budget already goes in any case, as far as it may.
+        """
         target = self.budget_bytes - size_bytes
-        if self.used_bytes <= target:
+        if self.used_bytes <= target or (self._shrink(self.budget_bytes) and self.used_bytes <= target):
             return True
         if self.used_bytes - self._evictable_bytes() > target:
             return False

@@ -274,6 +274,20 @@ def test_room_that_cannot_be_made_costs_nothing():
     assert first.held
 
 
+def test_what_is_above_the_budget_goes_even_if_more_room_cannot_be_made():
+    pool = make_pool(20_000)
+    first = put(pool, pool.root, words("a", 500))
+    second = put(pool, pool.root, words("b", 500))
+    with pool.lease(pool.lookup([*words("a", 500), 1])):
+        # A running request's bytes are real whatever the budget says.
+        pool.reserved_bytes += 15_000
+        assert not pool.make_room(0)
+        assert first.held
+        assert not second.held
+        pool.unreserve(15_000)
+    assert pool.used_bytes == first.bytes
+
+
 def test_a_poisoned_segment_goes_with_everything_below_it_even_when_leased():
     pool = make_pool()
     first = put(pool, pool.root, words("a", 100))
