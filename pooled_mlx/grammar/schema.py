@@ -2,67 +2,101 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from pooled_mlx.grammar import lint, match
+from pooled_mlx.grammar.errors import SchemaError, Unenforced
+from pooled_mlx.grammar.lowering import Check, Lowering
+from pooled_mlx.grammar.nodes import Node, never
+from pooled_mlx.grammar.reach import close, reachable
 
-class Unenforced(NamedTuple):
-    """A keyword that no rule enforces: its JSON pointer, its name, and why."""
-
-    pointer: str
-    keyword: str
-    why: str
-
-
-class SchemaError(Exception):
-    """A schema that is broken, over a limit, or (strict) not enforceable. `pointer` is the JSON pointer of the keyword."""
-
-    def __init__(self, pointer: str, keyword: str, message: str) -> None:
-        super().__init__(f"{pointer or '#'}: {message}")
-        self.pointer = pointer
-        self.keyword = keyword
-        self.message = message
+MAX_CHECKS = 400
+_MAX_UNVERIFIED_DEFINITIONS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A schema that the grammar engine takes as it is."""
+    """A schema that the grammar engine takes as it is: local `$defs` only, no annotation, false where nothing fits.
+
+    `schema` is self-contained. `unenforced` lists what it does not hold, in document order.
+    """
 
     schema: Mapping[str, Any]
     unenforced: tuple[Unenforced, ...] = ()
 
 
-_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_VALUES = frozenset({"enum", "const", "required"})
-ANNOTATIONS = frozenset(
-    {"description", "title", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "x-guidance"}
-)
+def lower(
+    schema: Mapping[str, Any] | bool, *, strict: bool, where: str = "", tool: bool = False, verify: bool | None = None
+) -> Lowered:
+    """Lower one schema; `where` is its own JSON pointer, for messages.
+
+    `strict`: a keyword that cannot be enforced is a `SchemaError`; without it the keyword is dropped and listed. `tool`: what
+    tool schemas are forgiven (oneOf is anyOf, tuples in items). `verify` None has the engine look at every format, and at a
+    tool only where the look could take long; such looks happen in a process of their own.
+
+    Raises `SchemaError`: broken schemas, caps, schemas that no finite value meets.
+    """
+    lint.check(schema, where)
+    lowering = Lowering(schema, strict=strict, where=where, tool=tool)
+    root = close(lowering.run(), lowering.definitions, lowering.nodes)
+    lint.check_multiples(root, lowering.definitions, where)
+    hostile = (lowering.patterns > 0 and lowering.joined) or len(lowering.definitions) > _MAX_UNVERIFIED_DEFINITIONS
+    if verify or (verify is None and (hostile or not tool)):
+        root = _verified(lowering, root, isolated=hostile)
+    if root is False or root == never():
+        raise SchemaError(where, "", "no finite value can meet this schema")
+    return Lowered(_whole(root, lowering.definitions), tuple(lowering.unenforced))
 
 
-def clean(schema: Any) -> Any:
-    """`schema` without annotations. Names of properties, values of enum and const are never touched."""
-    if isinstance(schema, list):
-        return [clean(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        key: value
-        if key in _VALUES
-        else {name: clean(item) for name, item in value.items()}
-        if key in _NAMES and isinstance(value, Mapping)
-        else clean(value)
-        for key, value in schema.items()
-        if key not in ANNOTATIONS
-    }
+def _verified(lowering: Lowering, root: Node, *, isolated: bool) -> Node:
+    """`root` after the engine has accepted it; what it refuses is named, and dropped unless strict."""
+    problem = _problem(root, lowering, isolated)
+    if not problem:
+        return root
+    if len(lowering.checks) > MAX_CHECKS:
+        raise SchemaError(lowering.where, "", f"the schema cannot be compiled: {problem}")
+    for check in lowering.checks:
+        _examine(check, lowering, isolated)
+    root = close(root, lowering.definitions, lowering.nodes)
+    problem = _problem(root, lowering, isolated)
+    if problem:
+        raise SchemaError(lowering.where, "", f"the schema cannot be compiled: {problem}")
+    return root
 
 
-def lower(schema: Mapping[str, Any] | bool, *, strict: bool, where: str = "") -> Lowered:
-    """Clean and lower one schema. Raises `SchemaError`."""
-    if schema is True:
-        return Lowered({})
-    if schema is False:
-        raise SchemaError(where, "", "the schema false allows no value")
-    if not isinstance(schema, Mapping):
-        raise SchemaError(where, "", f"a schema is an object or a boolean, not {type(schema).__name__}")
-    return Lowered(clean(schema))
+def _examine(check: Check, lowering: Lowering, isolated: bool) -> None:
+    named = False
+    while check.node and (problem := _problem(check.node, lowering, isolated)):
+        if match.is_unsatisfiable(problem):
+            check.node.clear()
+            check.node.update(never())
+            close(True, lowering.definitions, lowering.nodes)
+            return
+        if not named:
+            named = True
+            lowering.relaxed(check.pointer, check.keyword, problem)
+        before = dict(check.node)
+        check.drop()
+        if check.node == before:
+            return
+
+
+def _problem(node: Node, lowering: Lowering, isolated: bool) -> str:
+    """What the engine says about one node; "" where it takes it."""
+    if isinstance(node, bool) or not node or node == never():
+        return ""
+    text = json.dumps(_whole(node, lowering.definitions), ensure_ascii=False)
+    return match.check_schema(text)
+
+
+def _whole(root: Node, definitions: Mapping[str, Node]) -> Mapping[str, Any]:
+    if isinstance(root, bool):
+        return {} if root else never()
+    needed = reachable(root, definitions)
+    return {**root, "$defs": {name: definitions[name] for name in definitions if name in needed}} if needed else root
+
+
+__all__ = ["Lowered", "SchemaError", "Unenforced", "lower"]

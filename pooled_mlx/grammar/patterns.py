@@ -1,0 +1,292 @@
+"""Regular expressions of JSON schema (ECMA 262) in the dialect of the grammar engine (Rust's regex syntax).
+
+The two look alike and differ silently: `[[a]` is a set of two characters in one and a nested set in the other, `.` stops at
+different characters, `\\<` is a letter or a word boundary. So a pattern is read as ECMA 262 and written anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+MAX_PATTERN_LENGTH = 4_000
+MAX_REPEAT_PRODUCT = 100_000
+
+_WILDCARD = r"[^\n\r\x{2028}\x{2029}]"
+_ANY = r"(?s:.)"
+_NOTHING = r"[^\s\S]"
+_SPACE = r"\s\x{FEFF}"
+_CLASSES = {
+    "d": "[0-9]",
+    "D": "[^0-9]",
+    "w": "[0-9A-Za-z_]",
+    "W": "[^0-9A-Za-z_]",
+    "s": f"[{_SPACE}]",
+    "S": f"[^{_SPACE}]",
+}
+_CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
+_QUANTIFIER = re.compile(r"\{(\d+)(?:(,)(\d*))?\}")
+_FLAGS = re.compile(r"\?[ims]*(?:-[ims]+)?:|\?[ims]+\)")
+_NAME = re.compile(r"\?P?<([A-Za-z_][0-9A-Za-z_]*)>")
+_PROPERTY = re.compile(r"[pP]\{[A-Za-z_=]+\}")
+
+
+class PatternError(Exception):
+    """A pattern that cannot be used. `broken`: it is no regular expression; otherwise it is one that no grammar can hold."""
+
+    def __init__(self, why: str, *, broken: bool) -> None:
+        super().__init__(why)
+        self.why = why
+        self.broken = broken
+
+
+@lru_cache(maxsize=1024)
+def translate(pattern: str) -> str:
+    """`pattern` in the engine's dialect, unanchored as before. Raises `PatternError`."""
+    if len(pattern) > MAX_PATTERN_LENGTH:
+        raise PatternError(f"the pattern has {len(pattern)} characters (limit {MAX_PATTERN_LENGTH})", broken=False)
+    translated = _Translation(pattern).run()
+    if translated.repeats > MAX_REPEAT_PRODUCT:
+        raise PatternError(
+            f"the pattern's counted repeats multiply to {translated.repeats} (limit {MAX_REPEAT_PRODUCT})", broken=False
+        )
+    return "".join(translated.out)
+
+
+class _Translation:
+    """One pass over a pattern. `repeats` is the largest product of nested counted repeats."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.at = 0
+        self.out: list[str] = []
+        self.repeats = 1
+        # one frame per open group: [product inside it, product of the atom just read]
+        self._frames: list[list[int]] = [[1, 1]]
+
+    def run(self) -> _Translation:
+        while self.at < len(self.pattern):
+            self._item(self.pattern[self.at])
+        if len(self._frames) > 1:
+            raise PatternError("a group of the pattern is not closed", broken=True)
+        self.repeats = self._frames[0][0]
+        return self
+
+    def _item(self, char: str) -> None:
+        if char == "\\":
+            self._atom(self._escape(inside=False))
+        elif char == "[":
+            self._atom(self._set())
+        elif char == "(":
+            self._open()
+        elif char == ")":
+            self._close()
+        elif char == ".":
+            self.at += 1
+            self._atom(_WILDCARD)
+        elif char in "*+?":
+            self.at += 1
+            self._quantify(char, 1)
+        elif char == "{" and (counted := _QUANTIFIER.match(self.pattern, self.at)):
+            self.at = counted.end()
+            low, high = int(counted[1]), int(counted[3]) if counted[3] else int(counted[1])
+            if counted[2] and counted[3] and high < low:
+                raise PatternError(f"the repeat {counted[0]} is out of order", broken=True)
+            self._quantify(counted[0], max(low, high, 1))
+        elif char in "^$|":
+            self.at += 1
+            self.out.append(char)
+            self._frames[-1][1] = 0
+        else:
+            self.at += 1
+            self._atom(literal(char))
+
+    def _atom(self, text: str) -> None:
+        self.out.append(text)
+        self._frames[-1][1] = 1
+
+    def _quantify(self, text: str, count: int) -> None:
+        frame = self._frames[-1]
+        if not frame[1]:
+            raise PatternError(f"nothing to repeat before {text!r}", broken=True)
+        if self.pattern.startswith("?", self.at):
+            self.at += 1
+        elif self.pattern.startswith(("*", "+"), self.at):
+            raise PatternError(f"two repeats in a row at {self.at}", broken=True)
+        frame[1] *= count
+        frame[0] = max(frame[0], frame[1])
+        self.out.append(text)
+
+    def _open(self) -> None:
+        self.at += 1
+        rest = self.pattern[self.at : self.at + 3]
+        if rest.startswith(("?=", "?!", "?<=", "?<!")):
+            raise PatternError("look-around is not supported", broken=False)
+        if named := _NAME.match(self.pattern, self.at):
+            self.at = named.end()
+            self.out.append("(?:")
+        elif flags := _FLAGS.match(self.pattern, self.at):
+            self.at = flags.end()
+            self.out.append("(" + flags[0])
+            if flags[0].endswith(")"):
+                self._frames[-1][1] = 0
+                return
+        elif rest.startswith("?"):
+            raise PatternError(f"unknown group ({rest}", broken=True)
+        else:
+            self.out.append("(?:")
+        self._frames.append([1, 0])
+
+    def _close(self) -> None:
+        if len(self._frames) == 1:
+            raise PatternError("a group of the pattern is closed and was never opened", broken=True)
+        self.at += 1
+        inside = self._frames.pop()[0]
+        self.out.append(")")
+        frame = self._frames[-1]
+        frame[1] = inside
+        frame[0] = max(frame[0], inside)
+
+    def _escape(self, *, inside: bool) -> str:
+        self.at += 1
+        char = self.pattern[self.at : self.at + 1]
+        if not char:
+            raise PatternError("the pattern ends with a backslash", broken=True)
+        self.at += 1
+        if char in _CLASSES:
+            return _CLASSES[char]
+        if char in "pP":
+            named = _PROPERTY.match(self.pattern, self.at - 1)
+            if named is None:
+                raise PatternError(f"\\{char} needs a property name in braces", broken=True)
+            self.at = named.end()
+            return "\\" + named[0]
+        if char in "123456789k" and not inside:
+            raise PatternError("references to groups are not supported", broken=False)
+        if char in "bB" and not inside:
+            raise PatternError("word boundaries are not supported", broken=False)
+        return code_point(self._code(char, inside))
+
+    def _code(self, char: str, inside: bool) -> int:
+        """The character that an escape stands for; `self.at` is behind `char`."""
+        if char == "b" and inside:
+            return 0x08
+        if char in _CONTROLS:
+            return _CONTROLS[char]
+        if char == "c":
+            letter = self._take(r"[A-Za-z]", "\\c needs a letter")
+            return ord(letter) % 32
+        if char == "x":
+            return int(self._take(r"[0-9A-Fa-f]{2}", "\\x needs two hex digits"), 16)
+        if char == "u":
+            return self._unicode()
+        if char.isascii() and char.isalnum():
+            raise PatternError(f"unknown escape \\{char}", broken=True)
+        return ord(char)
+
+    def _unicode(self) -> int:
+        if self.pattern.startswith("{", self.at):
+            value = int(self._take(r"\{[0-9A-Fa-f]+\}", "\\u{ needs hex digits").strip("{}"), 16)
+        else:
+            value = int(self._take(r"[0-9A-Fa-f]{4}", "\\u needs four hex digits"), 16)
+            if 0xD800 <= value < 0xDC00 and re.match(r"\\u[dD][c-fC-F]", self.pattern[self.at : self.at + 4]):
+                self.at += 2
+                low = int(self._take(r"[0-9A-Fa-f]{4}", "\\u needs four hex digits"), 16)
+                value = 0x10000 + ((value - 0xD800) << 10) + (low - 0xDC00)
+        if value > 0x10FFFF or 0xD800 <= value < 0xE000:
+            raise PatternError(f"U+{value:04X} is no character", broken=True)
+        return value
+
+    def _take(self, form: str, complaint: str) -> str:
+        found = re.compile(form).match(self.pattern, self.at)
+        if found is None:
+            raise PatternError(complaint, broken=True)
+        self.at = found.end()
+        return found[0]
+
+    def _set(self) -> str:
+        self.at += 1
+        negated = self.pattern.startswith("^", self.at)
+        if negated:
+            self.at += 1
+        parts: list[str] = []
+        while not self.pattern.startswith("]", self.at):
+            parts.append(self._range())
+        self.at += 1
+        if not parts:
+            return _ANY if negated else _NOTHING
+        return ("[^" if negated else "[") + "".join(parts) + "]"
+
+    def _range(self) -> str:
+        low = self._set_item()
+        if not self.pattern.startswith("-", self.at) or self.pattern.startswith("-]", self.at):
+            return low
+        self.at += 1
+        high = self._set_item()
+        if not (_is_character(low) and _is_character(high)):
+            return low + literal("-") + high
+        if ord(_character(low)) > ord(_character(high)):
+            raise PatternError("a range of the pattern is out of order", broken=True)
+        return f"{low}-{high}"
+
+    def _set_item(self) -> str:
+        char = self.pattern[self.at : self.at + 1]
+        if not char:
+            raise PatternError("a set of the pattern is not closed", broken=True)
+        if char == "\\":
+            return self._escape(inside=True)
+        self.at += 1
+        return literal(char)
+
+
+def literal(text: str) -> str:
+    """`text` as a regular expression that matches exactly it, in the engine's dialect; also valid inside a set."""
+    return "".join(char if char.isascii() and char.isalnum() else code_point(ord(char)) for char in text)
+
+
+def code_point(code: int) -> str:
+    """One character, given as its number, in the engine's dialect."""
+    char = chr(code)
+    return char if char.isascii() and char.isalnum() else f"\\x{{{code:X}}}"
+
+
+def one_of(texts: Iterable[str]) -> str:
+    """An anchored expression for exactly these texts."""
+    return f"^(?:{'|'.join(literal(text) for text in texts)})$"
+
+
+def none_of(texts: Iterable[str]) -> str:
+    """An anchored expression for every text but these (the complement, written out along their tree)."""
+    tree: dict[str, dict] = {}
+    for text in texts:
+        node = tree
+        for char in text:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return f"^(?:{_others(tree)})$"
+
+
+def length(low: int, high: int | None) -> str:
+    """An anchored expression for every text of `low` to `high` characters."""
+    return f"^{_ANY}{{{low},{'' if high is None else high}}}$"
+
+
+def _others(tree: dict[str, dict]) -> str:
+    following = [char for char in tree if char]
+    alternatives = [] if "" in tree else [""]
+    # from here on: a character no listed text has, then anything; or a listed one, then the rest must differ
+    if following:
+        alternatives.append(f"[^{''.join(literal(char) for char in following)}]{_ANY}*")
+        alternatives += [f"{literal(char)}(?:{_others(tree[char])})" for char in following]
+    else:
+        alternatives.append(f"{_ANY}+")
+    return "|".join(alternatives)
+
+
+def _is_character(item: str) -> bool:
+    return not item.startswith(("[", "\\p", "\\P"))
+
+
+def _character(item: str) -> str:
+    return chr(int(item[3:-1], 16)) if item.startswith("\\x{") else item
