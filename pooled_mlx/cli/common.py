@@ -1,0 +1,81 @@
+"""What several commands need: refusals, the model's resolution, progress on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pooled_mlx.catalog import Catalog, CatalogError, load_catalog, pick_default
+from pooled_mlx.config import ConfigError, Settings
+from pooled_mlx.core.card import ModelCard
+from pooled_mlx.store import StoreError, resolve_model
+
+if TYPE_CHECKING:
+    from pooled_mlx.engine.memory import DeviceFacts
+
+
+class Refused(Exception):
+    """The command cannot be done; the message is for the user. `temporary`: the same may work later without a change."""
+
+    def __init__(self, message: str, *, temporary: bool = False) -> None:
+        super().__init__(message)
+        self.temporary = temporary
+
+
+def plainly(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """A command whose refusals are one line on standard error and exit code 1."""
+
+    def wrapped(args: argparse.Namespace) -> int:
+        try:
+            return run(args)
+        except (Refused, ConfigError, CatalogError, StoreError) as error:
+            print(f"pooled-mlx {args.command}: {error}", file=sys.stderr)
+            return 1
+
+    return wrapped
+
+
+def choose_card(settings: Settings, catalog: Catalog, facts: DeviceFacts) -> ModelCard:
+    """The card of --model, or the best one for this machine. Raises `StoreError`, `CatalogError`."""
+    if settings.model:
+        return resolve_model(settings.model, catalog)
+    return pick_default(catalog, facts.memory_bytes, facts.has_metal)
+
+
+def check_fit(facts: DeviceFacts, limit_bytes: int | None) -> Callable[[ModelCard], None]:
+    """A check for `ensure_model`: refuses a model whose weights this machine cannot hold."""
+    from pooled_mlx.engine.memory import refuse_weights
+
+    def check(card: ModelCard) -> None:
+        if text := refuse_weights(facts, card.weights_bytes, card.id, limit_bytes):
+            raise StoreError(text)
+
+    return check
+
+
+def convert(source: Path, target: Path) -> None:
+    """GGUF to a model folder on this thread. Raises `StoreError`."""
+    from pooled_mlx.engine.gguf import GgufError, convert_gguf
+    from pooled_mlx.engine.mlx_backend import finish_work
+
+    try:
+        convert_gguf(source, target)
+    except GgufError as error:
+        raise StoreError(str(error)) from error
+    finally:
+        finish_work()
+
+
+def load_user_catalog() -> Catalog:
+    """The package's and the user's cards. Raises `CatalogError`."""
+    return load_catalog()
+
+
+def table(rows: list[tuple[Any, ...]], heads: tuple[str, ...]) -> str:
+    """Rows as aligned columns under their heads."""
+    texts = [heads, *(tuple("" if cell is None else str(cell) for cell in row) for row in rows)]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(heads))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts)

@@ -1,0 +1,189 @@
+"""`pooled-mlx doctor`: checks of this machine and installation, each with the way to mend it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any
+
+from pooled_mlx import __version__
+from pooled_mlx.catalog import CatalogError, format_size
+from pooled_mlx.cli.common import choose_card, load_user_catalog
+from pooled_mlx.config import ConfigError, Settings, add_flags, load_settings, resolve_token, token_file_is_open
+from pooled_mlx.store import StoreError
+
+_LEAST_DISK = 2 * 1024**3
+_PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "llguidance", "huggingface-hub", "quart", "hypercorn")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check. `state` is "ok", "note" (works, could be better) or "bad"; `advice` says what to do about it."""
+
+    what: str
+    state: str
+    text: str
+    advice: str = ""
+
+
+def add(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "doctor", help="check this machine and installation", description="Exit code 1 when something is wrong."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_flags(parser, ("model", "host", "port", "token_file", "memory_limit"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run all checks; 1 when one is bad."""
+    findings = list(examine(vars(args)))
+    if args.json:
+        print(json.dumps([{"what": f.what, "state": f.state, "text": f.text, "advice": f.advice} for f in findings], indent=1))
+    else:
+        marks = {"ok": "ok  ", "note": "note", "bad": "BAD "}
+        for finding in findings:
+            print(f"{marks[finding.state]}  {finding.what:<12} {finding.text}")
+            if finding.advice:
+                print(f"{'':<18} {finding.advice}")
+    return int(any(finding.state == "bad" for finding in findings))
+
+
+def examine(given: dict[str, Any]) -> Iterator[Finding]:
+    """All findings. A check that fails itself is a finding too, and does not stop the others."""
+    settings = Settings()
+    try:
+        settings = load_settings(given).settings
+        yield Finding("settings", "ok", "no unknown or wrong setting")
+    except ConfigError as error:
+        yield Finding("settings", "bad", str(error))
+    checks: tuple[Callable[[Settings], Iterator[Finding]], ...] = (_python, _packages, _device, _model, _disk, _token, _port)
+    for check in checks:
+        try:
+            yield from check(settings)
+        except Exception as error:
+            yield Finding(check.__name__.strip("_"), "bad", f"the check failed: {type(error).__name__}: {error}")
+
+
+def _python(settings: Settings) -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{sys.version.split()[0]} ({sys.executable}), pooled-mlx {__version__}")
+
+
+def _packages(settings: Settings) -> Iterator[Finding]:
+    from packaging.requirements import Requirement
+
+    wanted = [Requirement(text) for text in requires("pooled-mlx") or ()]
+    ranges = {entry.name: entry.specifier for entry in wanted if entry.marker is None or entry.marker.evaluate({"extra": ""})}
+    found: list[str] = []
+    for name in _PACKAGES:
+        try:
+            have = version(name)
+        except PackageNotFoundError:
+            yield Finding(
+                "packages",
+                "bad",
+                f"{name} is not installed",
+                "Install pooled-mlx again: pip install --force-reinstall pooled-mlx",
+            )
+            continue
+        if name in ranges and not ranges[name].contains(have, prereleases=True):
+            advice = "Install pooled-mlx again: pip install --force-reinstall pooled-mlx"
+            yield Finding(
+                "packages", "bad", f"{name} {have} is installed, pooled-mlx {__version__} needs {ranges[name]}", advice
+            )
+        found.append(f"{name} {have}")
+    yield Finding("packages", "ok", ", ".join(found))
+
+
+def _device(settings: Settings) -> Iterator[Finding]:
+    from pooled_mlx.engine.devices import read_device
+    from pooled_mlx.engine.mlx_backend import BLAS
+
+    facts = read_device()
+    text = f"{facts.name}, {format_size(facts.memory_bytes)} of memory, {format_size(facts.limit_bytes)} for a model"
+    if facts.has_metal:
+        yield Finding("device", "ok", f"{text}, Metal")
+    elif sys.platform == "darwin":
+        yield Finding(
+            "device", "bad", f"{text}, no Metal", "A Mac with Apple Silicon is needed; Rosetta's Python has no Metal either"
+        )
+    else:
+        yield Finding("device", "note", f"{text}, CPU backend: for development and tests")
+        if BLAS is None:
+            advice = "For 30 times faster matrix products: sudo apt-get install libopenblas0-pthread"
+            yield Finding("blas", "note", "OpenBLAS is not installed", advice)
+        else:
+            yield Finding("blas", "ok", BLAS)
+
+
+def _model(settings: Settings) -> Iterator[Finding]:
+    from pooled_mlx.cli.models import facts_of
+    from pooled_mlx.engine.devices import read_device
+
+    try:
+        catalog = load_user_catalog()
+        facts = read_device()
+        card = choose_card(settings, catalog, facts)
+    except (CatalogError, StoreError) as error:
+        yield Finding("model", "bad", str(error))
+        return
+    row = facts_of(card, facts)
+    yield Finding("cards", "ok", f"{len(catalog.cards)}: {', '.join(card.id for card in catalog.ranked())}")
+    if not row["fits"] and card.weights_bytes:
+        yield Finding("model", "bad", row["why"])
+    elif row["on_disk"]:
+        yield Finding("model", "ok", f"{card.id}, on disk ({format_size(row['disk_bytes'])})")
+    else:
+        yield Finding(
+            "model", "note", f"{card.id}, not on disk yet", f"pooled-mlx models pull {card.id} fetches it; serve does it too"
+        )
+
+
+def _disk(settings: Settings) -> Iterator[Finding]:
+    from pooled_mlx.store.paths import cache_folder
+
+    folder = cache_folder()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    state = "ok" if free >= _LEAST_DISK else "bad"
+    advice = "" if state == "ok" else "Free some space, or set XDG_CACHE_HOME to another disk"
+    yield Finding("disk", state, f"{format_size(free)} free for {folder}", advice)
+
+
+def _token(settings: Settings) -> Iterator[Finding]:
+    try:
+        token = resolve_token(settings)
+    except ConfigError as error:
+        yield Finding("token", "bad", str(error))
+        return
+    if token_file_is_open(settings):
+        yield Finding("token", "note", f"others can read {settings.token_file}", f"chmod 600 {settings.token_file}")
+    else:
+        yield Finding("token", "ok", "set" if token else "none set: any program on this machine may use the server")
+
+
+def _port(settings: Settings) -> Iterator[Finding]:
+    from pooled_mlx.cli.sockets import port_holder
+    from pooled_mlx.mac.address import reachable
+    from pooled_mlx.mac.local_server import LocalServer
+
+    url = f"http://{reachable(settings.host)}:{settings.port}"
+    facts = LocalServer(url, timeout_seconds=2.0).health()
+    if facts.state == "stopped":
+        yield Finding("port", "ok", f"{settings.port} is free")
+    elif facts.answers:
+        old = facts.version and facts.version != __version__
+        advice = "It is another version than this one: restart it" if old else ""
+        yield Finding(
+            "port", "note" if old else "ok", f"a pooled-mlx server {facts.version} answers on {url}: {facts.state}", advice
+        )
+    else:
+        holder = port_holder(settings.port)
+        by = f" by {holder[1]} (pid {holder[0]})" if holder else ""
+        yield Finding("port", "bad", f"{settings.port} is in use{by}", "Choose another one with --port, or end that process")

@@ -1,0 +1,221 @@
+"""One life of the server: it listens at once, gets its model ready in the background, and goes down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from pooled_mlx.api.chat_completions import EDGE as CHAT_COMPLETIONS
+from pooled_mlx.api.messages import MessagesEdge
+from pooled_mlx.api.responses import ResponsesEdge
+from pooled_mlx.cli.banner import banner
+from pooled_mlx.cli.common import Refused, check_fit, convert
+from pooled_mlx.cli.starting import StartingEngine
+from pooled_mlx.config import Settings
+from pooled_mlx.core.card import ModelCard
+from pooled_mlx.core.errors import ApiError, ErrorKind
+from pooled_mlx.core.events import Event, Failed, Finished
+from pooled_mlx.core.ports import Engine
+from pooled_mlx.engine.memory import DeviceFacts
+from pooled_mlx.mac.power import power_guard
+from pooled_mlx.metrics import METRICS_CONTENT_TYPE, Metrics, RequestWatch, render_metrics
+from pooled_mlx.server.app import create_app
+from pooled_mlx.server.hooks import Hooks
+from pooled_mlx.server.serve import StopSignal, port_of, serve
+from pooled_mlx.server.settings import ServerSettings
+from pooled_mlx.store import Progress, StoreError, ensure_model
+from pooled_mlx.store.paths import cache_folder
+from pooled_mlx.store.progress import TerminalBar
+
+_log = logging.getLogger("pooled.serve")
+
+_STOP_SECONDS = 10.0
+
+
+class _Stopped(Exception):
+    """The server is going down while the model is still being made ready."""
+
+
+class Server:
+    """Model, engine and HTTP server of one process."""
+
+    def __init__(self, settings: Settings, server_settings: ServerSettings, card: ModelCard, facts: DeviceFacts) -> None:
+        self._settings, self._server_settings, self._card, self._facts = settings, server_settings, card, facts
+        self._starting = StartingEngine(card, settings.context)
+        self._stopping = threading.Event()
+        self._failure: Exception | None = None
+        self._room: Any = None
+        self._metrics = Metrics()
+        self._awake = power_guard(settings.keep_awake, _log.warning)
+        self._running = 0
+        self._was_ready = False
+
+    async def run(self, sockets: Sequence[Any]) -> int:
+        """Serve until asked to stop; returns the exit code. Raises what made the start impossible."""
+        port = port_of(sockets)
+        stop = StopSignal()
+        app = create_app(self._starting, **self._routes(), settings=self._server_settings, hooks=self._hooks())
+        # A daemon, so that a second Ctrl-C need not wait for a silent network. The engine has its own, joined thread.
+        loader = threading.Thread(target=self._get_ready, args=(stop, port), name="pooled-start", daemon=True)
+        loader.start()
+        try:
+            code = await serve(app, sockets, stop=stop, handle_signals=True)
+        finally:
+            self._stopping.set()
+            await asyncio.to_thread(self._go_down, loader)
+        if self._failure is not None:
+            raise self._failure
+        return code
+
+    def _go_down(self, loader: threading.Thread) -> None:
+        loader.join(_STOP_SECONDS)
+        if self._room is not None:
+            self._room.stop()
+        self._awake.close()
+
+    # --- on the start thread
+
+    def _get_ready(self, stop: StopSignal, port: int) -> None:
+        try:
+            self._open(stop, port)
+        except _Stopped:
+            return
+        except (StoreError, Refused) as error:
+            self._fail(error, stop)
+        except Exception as error:
+            _log.exception("the model cannot be loaded")
+            self._fail(Refused(f"the model {self._card.id} cannot be loaded: {error}"), stop)
+
+    def _open(self, stop: StopSignal, port: int) -> None:
+        from pooled_mlx.engine.mlx_backend import BLAS
+
+        if sys.platform == "linux" and BLAS is None:
+            _log.info("OpenBLAS is not installed: for a 30 times faster CPU backend apt-get install libopenblas0-pthread")
+        died = threading.Event()
+
+        def on_dead(reason: str) -> None:
+            if not died.is_set():
+                died.set()
+                self._died(reason, stop)
+
+        self._room = self._make_room(on_dead)
+        self._starting.become(self._room)
+        if self._stopping.is_set():
+            raise _Stopped
+        if not self._room.wait_ready():
+            return
+        self._was_ready = True
+        settings = self._settings
+        _log.info("serving %s on port %s", self._starting.model.public_id, port)
+        if not (settings.quiet or settings.json_log or settings.service):
+            print(banner(self._server_settings, port, self._room), flush=True)
+
+    def _make_room(self, on_dead: Any) -> Any:
+        from pooled_mlx.engine.room import RoomSettings, open_room
+
+        settings = self._settings
+        room_settings = RoomSettings(
+            context_tokens=settings.context,
+            max_queue=settings.max_queue,
+            max_running=settings.max_running,
+            prefill_step=settings.prefill_step,
+            prefill_share=settings.prefill_share,
+            pool_bytes=settings.pool_bytes,
+            seed=settings.seed,
+            steps_file=cache_folder() / "steps.json",
+        )
+        if settings.replay is not None:
+            from pooled_mlx.cli.replay import open_replay
+
+            return open_replay(settings.replay, room_settings, on_dead)
+        with TerminalBar() as bar:
+            fit = check_fit(self._facts, settings.memory_limit)
+            ready = ensure_model(
+                self._card, convert=convert, report=lambda progress: self._report(progress, bar), check_fit=fit
+            )
+        return open_room(ready.card, ready.folder, room_settings, on_dead=on_dead)
+
+    def _report(self, progress: Progress, bar: TerminalBar) -> None:
+        if self._stopping.is_set():
+            raise _Stopped
+        self._starting.report(progress)
+        if not (self._settings.quiet or self._settings.service):
+            bar(progress)
+
+    def _fail(self, error: Exception, stop: StopSignal) -> None:
+        self._failure = error
+        self._starting.fail(str(error))
+        stop.request(1)
+
+    def _died(self, reason: str, stop: StopSignal) -> None:
+        """The engine is gone: before it was ready the start is refused, afterwards the process ends as a crash."""
+        if self._stopping.is_set():
+            return
+        if not self._was_ready:
+            self._failure = Refused(f"the model {self._card.id} cannot be loaded: {reason}")
+        else:
+            _log.critical("the engine is dead, the server ends: %s", reason)
+        stop.request(1)
+
+    # --- what the server is made of
+
+    def _routes(self) -> dict[str, Any]:
+        responses, messages = ResponsesEdge(), MessagesEdge()
+        return {
+            "edges": {"/v1/chat/completions": CHAT_COMPLETIONS, "/v1/responses": responses, "/v1/messages": messages},
+            "count_routes": [*responses.count_routes(), *messages.count_routes()],
+            "extra_routes": responses.extra_routes(),
+        }
+
+    def _hooks(self) -> Hooks:
+        return Hooks(
+            metrics=self._metrics_text,
+            metrics_content_type=METRICS_CONTENT_TYPE,
+            watch=lambda api: _Watch(self, self._metrics.watch(api)),
+            refused=self._count_refusal,
+        )
+
+    def _metrics_text(self) -> str:
+        engine: Engine = self._starting
+        try:
+            pool = engine.pool()
+        except ApiError:
+            pool = {}
+        return render_metrics(engine.health(), pool, self._metrics)
+
+    def _count_refusal(self, kind: ErrorKind) -> None:
+        self._metrics.error(kind)
+
+    def count_running(self, change: int) -> None:
+        """One request more or less is under way."""
+        self._running += change
+        self._awake.update(self._running)
+
+
+class _Watch:
+    """Counts one request in the metrics, and keeps the Mac awake while it is under way."""
+
+    def __init__(self, server: Server, counts: RequestWatch) -> None:
+        self._server, self._counts = server, counts
+        self._open = True
+        server.count_running(1)
+
+    def event(self, event: Event) -> None:
+        """The next event."""
+        self._counts.event(event)
+        if isinstance(event, Finished | Failed):
+            self._end()
+
+    def cancelled(self) -> None:
+        """The client went away, or the stream is over."""
+        self._counts.cancelled()
+        self._end()
+
+    def _end(self) -> None:
+        if self._open:
+            self._open = False
+            self._server.count_running(-1)
