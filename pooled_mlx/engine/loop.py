@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pooled_mlx.core.errors import ApiError, engine_failed
 from pooled_mlx.core.events import Prefill as PrefillEvent
@@ -18,7 +18,7 @@ from pooled_mlx.core.events import Queued
 from pooled_mlx.engine.cuts import CutRule
 from pooled_mlx.engine.group import DecodeGroup, batchable, useful_and_padded_bytes
 from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.pool import Pool
+from pooled_mlx.engine.pool import Match, Pool
 from pooled_mlx.engine.prefill import NotFinite, Prefill
 from pooled_mlx.engine.prefill_order import PrefillOrder
 from pooled_mlx.engine.rows import Row
@@ -80,10 +80,12 @@ class Loop:
         settings: LoopSettings,
         observer: Observer,
         remember: Callable[[Row], None],
+        explain: Callable[[Row, Match], None] = lambda row, match: None,
+        after_turn: Callable[[bool], None] = lambda idle: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.pool, self.rule, self.settings = model, pool, rule, settings
-        self._observer, self._clock = observer, clock
+        self._observer, self._explain, self._after_turn, self._clock = observer, explain, after_turn, clock
         self.slots = Slots(pool, observer, remember)
         self.waiting: deque[Row] = deque()
         self.prefills: list[Prefill] = []
@@ -127,6 +129,7 @@ class Loop:
             self._decode()
         elif self.parked and not self.prefills:
             time.sleep(0.005)  # every row waits for its reader; the readers wake nobody
+        self._after_turn(not self.busy)
 
     def _prefill_is_due(self) -> bool:
         if not self.groups:
@@ -175,8 +178,8 @@ class Loop:
         began = time.perf_counter()
         try:
             if not prefill.started:
-                if prefill.restore(self.slots.hot):
-                    self.slots.hot = None
+                self.slots.hot = prefill.restore(self.slots.hot)
+                self._explain(row, prefill.match)
                 row.channel.put(PrefillEvent(row.position, len(prefill.ids), row.cached_tokens))
             before = row.position
             done = prefill.piece()
@@ -318,7 +321,7 @@ class Loop:
                 self.parked.remove(row)
                 self.slots.close(row, engine_failed("The client did not read its answer for too long; it was stopped."))
 
-    def _pause(self, row: Row, what: str, tokens: int) -> None:
+    def _pause(self, row: Row, what: Literal["token", "prefill"], tokens: int) -> None:
         """Make a scripted answer as slow as its author asked."""
         if row.fault is None:
             return

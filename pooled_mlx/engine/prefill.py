@@ -38,6 +38,7 @@ class Prefill:
         self._ids = row.ids
         self._pieces: list[Piece] = []
         self.logits: mx.array | None = None
+        self.match = Match()
         self.seconds = 0.0
 
     @property
@@ -60,11 +61,10 @@ class Prefill:
         """Where this prefill will still cut segments."""
         return [piece.end for piece in self._pieces if piece.checkpoint]
 
-    def restore(self, hot: HotCache | None) -> bool:
-        """Find the longest stored prefix and make it the row's working cache. True when the hot cache was taken over."""
+    def restore(self, hot: HotCache | None) -> HotCache | None:
+        """Find the longest stored prefix and make it the row's working cache. Returns the hot cache unless it was taken."""
         row = self.row
         caches = self._model.make_cache()
-        taken = False
         match = Match()
         if not row.cold:
             match = self._pool.lookup(self._ids)
@@ -74,7 +74,7 @@ class Prefill:
         row.parent = match.parent or self._pool.root
         row.lower, row.position = row.parent.end, match.tokens
         if hot is not None and match.path and match.partial is None and match.path[-1] is hot.leaf:
-            caches, row.backing, taken = hot.backing.caches, hot.backing, True
+            caches, row.backing, hot = hot.backing.caches, hot.backing, None
         else:
             row.backing = Backing(caches)
             path = [data_of(segment) for segment in match.path]
@@ -87,7 +87,8 @@ class Prefill:
             row.cached_tokens = match.tokens
         marks = checkpoints(row.prompt.boundaries, len(row.prompt.ids), self._rule)
         self._pieces = _with_short_tail(pieces(match.tokens, marks, len(self._ids), self._rule))
-        return taken
+        self.match = match
+        return hot
 
     def _usable(self, match: Match) -> bool:
         """False when a state that would be restored is not finite; it is dropped from the pool with all behind it."""

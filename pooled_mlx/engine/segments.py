@@ -15,10 +15,12 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pooled_mlx.engine.memory import CacheShape
 from pooled_mlx.engine.mlx_backend import (
     ArraysCache,
     CacheList,
     KVCache,
+    LoadedModel,
     QuantizedKVCache,
     RotatingKVCache,
     arrays_of,
@@ -297,6 +299,22 @@ def reserve(caches: Iterable[Any], tokens: int) -> None:
     for cache in caches:
         if type(cache) is KVCache and cache.keys is not None and cache.keys.shape[2] < capacity:
             cache.keys, cache.values = _concatenate([(cache.keys, cache.values)], capacity - cache.keys.shape[2])
+
+
+def measure_shape(model: LoadedModel) -> CacheShape:
+    """What the model's caches take, measured on a short prompt. A rotating window counts at its full size."""
+    caches = model.make_cache()
+    mx.eval(model.forward(mx.array([[0, 0]]), caches), [cache.state for cache in caches])
+    token_bytes = state_bytes = window_bytes = 0
+    for cache in caches:
+        size = sum(array.nbytes for array in arrays_of(cache.state))
+        if is_attention(cache):
+            token_bytes += sum(array.nbytes // array.shape[-2] for array in arrays_of(_buffers(cache)))
+        elif type(cache) is RotatingKVCache:
+            window_bytes += sum(array.nbytes // array.shape[-2] for array in arrays_of(_buffers(cache))) * cache.max_size
+        else:
+            state_bytes += size
+    return CacheShape(token_bytes, state_bytes, window_bytes)
 
 
 def cache_bytes(caches: Iterable[Any]) -> int:

@@ -1,0 +1,174 @@
+"""Everything that is decided about a request before it is queued, and the row that is made of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pooled_mlx.chat_formats.base import ChatFormat
+from pooled_mlx.core.card import ModelCard
+from pooled_mlx.core.errors import bad_request, prompt_too_long
+from pooled_mlx.core.ports import Prepared
+from pooled_mlx.core.request import Request
+from pooled_mlx.engine.channel import Channel
+from pooled_mlx.engine.faults import Faults
+from pooled_mlx.engine.grammars import Grammars
+from pooled_mlx.engine.memory import MemoryPlan
+from pooled_mlx.engine.prompt import Prompt, PromptBuilder
+from pooled_mlx.engine.reasons import PromptFacts, prompt_facts
+from pooled_mlx.engine.replay_script import ScriptedAnswer, ScriptedAnswers
+from pooled_mlx.engine.rows import Row
+from pooled_mlx.engine.sampler import MAX_TOP_K, SamplingParameters
+from pooled_mlx.grammar.match import CompiledGrammar
+from pooled_mlx.text.answer_stream import AnswerStream
+from pooled_mlx.text.tokens import TokenTable
+
+DEFAULT_OUTPUT_TOKENS = 16_384
+MOST_OUTPUT_TOKENS = 65_536
+LEAST_CONTEXT_LEFT = 32
+"""A prompt must leave so many tokens of the context for its answer."""
+_CHARACTERS_PER_TOKEN = 8
+"""No tokenizer served here makes text shorter than this on average; longer text is refused before it is tokenized."""
+_FORCED_THINKING_TOKENS = 4096
+_CLOSE_THINKING = "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What `Admission.prepare` found out: the engine's own part of a `Prepared`."""
+
+    prompt: Prompt
+    facts: PromptFacts
+    context_limited: bool
+    grammar: CompiledGrammar | None = None
+    script: ScriptedAnswer | None = None
+
+
+class Admission:
+    """Checks requests and makes rows. `prepare` and `count` are CPU work and safe in any worker thread.
+
+    `script` answers every request with scripted text; `grammars` is None for models whose tokenizer llguidance cannot read.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        builder: PromptBuilder,
+        chat_format: ChatFormat,
+        table: TokenTable,
+        *,
+        grammars: Callable[[], Grammars | None],
+        script: ScriptedAnswers | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._card, self._builder, self._format, self._table = card, builder, chat_format, table
+        self._grammars, self._script, self._seed = grammars, script, seed
+        ids = {name: index for index, name in table.name_of_added.items()}
+        self._close_thinking_id = ids.get(_CLOSE_THINKING)
+
+    def count(self, request: Request) -> int:
+        """The exact prompt length. Raises `ApiError` for what cannot be rendered."""
+        return len(self._builder.build(request).ids)
+
+    def prepare(self, request: Request, plan: MemoryPlan) -> Prepared:
+        """Render, tokenize, compile and check. Raises `ApiError`."""
+        prompt = self._prompt(request, plan.context_tokens)
+        count = len(prompt.ids)
+        asked = min(request.max_output_tokens or DEFAULT_OUTPUT_TOKENS, MOST_OUTPUT_TOKENS)
+        left = plan.context_tokens - count
+        most = min(asked, left)
+        fit = plan.fits(count, most)
+        if not fit.ok:
+            raise bad_request(f"T{fit.refusal()[1:]}.", code="context_length_exceeded")
+        script = self._script.answer(request) if self._script is not None else None
+        grammar, unenforced = None, ()
+        if script is None or not script.line.free:
+            grammar, unenforced = self._grammar(request, prompt)
+        facts = prompt_facts(request, prompt.ids, head=prompt.head, system_end=prompt.system_end, turns=prompt.turns)
+        return Prepared(request, count, most, unenforced, Payload(prompt, facts, left < asked, grammar, script))
+
+    def row(self, prepared: Prepared, channel: Channel, plan: MemoryPlan) -> Row:
+        """The row of a prepared request."""
+        request, payload = prepared.request, prepared.payload
+        prompt, script = payload.prompt, payload.script
+        constraint = payload.grammar.matcher() if payload.grammar is not None else None
+        answer = AnswerStream(
+            self._table,
+            self._format,
+            request,
+            reasoning_open=prompt.reasoning_open,
+            new_call_id=_new_call_id,
+            constrained=constraint is not None,
+        )
+        return Row(
+            prepared=prepared,
+            prompt=prompt,
+            channel=channel,
+            answer=answer,
+            sampling=self._sampling(request),
+            max_tokens=prepared.max_output_tokens,
+            context_limited=payload.context_limited,
+            eos_ids=self._table.eos_ids,
+            close_thinking_id=self._close_thinking_id if script is None else None,
+            thinking_budget=self._thinking_budget(prepared),
+            constraint=constraint,
+            script=script.cursor() if script is not None else None,
+            fault=script.line.faults if script is not None and script.line.faults != Faults() else None,
+            forced=list(script.forced) if script is not None else [],
+            projected_bytes=plan.fits(prepared.prompt_tokens, prepared.max_output_tokens).needed_bytes,
+        )
+
+    def _prompt(self, request: Request, context_tokens: int) -> Prompt:
+        characters = sum(len(turn.text) + len(turn.reasoning or "") for turn in request.turns)
+        if characters > _CHARACTERS_PER_TOKEN * context_tokens:
+            raise prompt_too_long(characters // _CHARACTERS_PER_TOKEN, context_tokens)
+        prompt = self._builder.build(request)
+        if len(prompt.ids) + LEAST_CONTEXT_LEFT > context_tokens:
+            raise prompt_too_long(len(prompt.ids), context_tokens)
+        return prompt
+
+    def _grammar(self, request: Request, prompt: Prompt) -> tuple[CompiledGrammar | None, tuple[str, ...]]:
+        grammars = self._grammars()
+        if grammars is None:
+            if request.response_format.kind != "text" or request.tool_choice.mode in ("required", "named"):
+                raise bad_request(
+                    "This model's tokenizer cannot be used with a grammar, so structured output and forced calls are not "
+                    "available. Choose a model with a tokenizer.json.",
+                    "response_format" if request.response_format.kind != "text" else "tool_choice",
+                )
+            return None, ()
+        return grammars.compile(request, prompt.tools, reasoning_open=prompt.reasoning_open)
+
+    def _thinking_budget(self, prepared: Prepared) -> int | None:
+        request = prepared.request
+        if not request.thinking.on:
+            return None
+        forced = request.tool_choice.mode in ("required", "named") or request.response_format.kind != "text"
+        limits = [request.thinking.budget_tokens] if request.thinking.budget_tokens is not None else []
+        if forced:
+            limits.append(min(prepared.max_output_tokens // 2, _FORCED_THINKING_TOKENS))
+        return min(limits) if limits else None
+
+    def _sampling(self, request: Request) -> SamplingParameters:
+        defaults = self._card.sampling_for(request.thinking.on)
+        asked = request.sampling
+        return SamplingParameters(
+            temperature=defaults.temperature if asked.temperature is None else asked.temperature,
+            top_k=min(MAX_TOP_K, defaults.top_k if asked.top_k is None else asked.top_k),
+            top_p=defaults.top_p,
+            min_p=defaults.min_p,
+            seed=secrets.randbits(64) if self._seed is None else self._seed,
+        )
+
+    def sampling_facts(self) -> Mapping[str, Any]:
+        """The card's sampling with and without thinking, for `/health`."""
+        return {
+            name: {"temperature": rule.temperature, "top_k": rule.top_k, "top_p": rule.top_p, "min_p": rule.min_p}
+            for name, rule in (("answer", self._card.sampling_for(False)), ("thinking", self._card.sampling_for(True)))
+        }
+
+
+def _new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
