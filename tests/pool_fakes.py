@@ -5,9 +5,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pooled_mlx.engine.cuts import CutRule, checkpoints, pieces
-from pooled_mlx.engine.pool import Boundary, Kind, Match, Pool
+from pooled_mlx.engine.pool import Boundary, Kind, Match, Pool, Segment
 
 RULE = CutRule(step=32, spacing=256, minimum=16)
 
@@ -80,6 +81,18 @@ def check_match(pool: Pool, match: Match, ids: Sequence[int]) -> None:
         data = match.path[-1].data
         assert isinstance(data, FakeData)
         assert data.state == tuple(ids[: match.tokens]), "a wrong state"
+
+
+def make_pool(budget: int = 10**9, *, divisible: bool = False) -> Pool:
+    """A pool with a clock that stands still."""
+    return Pool(budget, b"model", divisible=divisible, rule=RULE, clock=Clock())
+
+
+def put(pool: Pool, parent: Segment, ids: Sequence[int], **options: Any) -> Any:
+    """Insert `ids` below `parent`, with their cache unless `data` is given."""
+    above = [int(i) for segment in parent.path() for i in segment.ids]
+    data = options.pop("data", None) or FakeData([*above, *ids], len(above), divisible=pool.divisible)
+    return pool.insert(parent, ids, data, **options)
 
 
 @dataclass
