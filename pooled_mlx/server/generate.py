@@ -55,8 +55,8 @@ class GenerateHandler:
     async def _answer(self, state: RequestState, record: RequestRecord) -> Response:
         context = self._context
         try:
-            raw = await read_body(context)
-            parsed, prepared = await context.work(self._prepare, raw, state.id, record.client)
+            pieces = await read_body(context)
+            parsed, prepared = await context.work(self._prepare, pieces, state.id, record.client)
             for warning in parsed.warnings:
                 context.warn_once(record.client, warning)
             if context.stopping:
@@ -76,8 +76,8 @@ class GenerateHandler:
             return self._stream(exchange, parsed, prepared, header)
         return await self._whole(exchange, parsed, prepared, header)
 
-    def _prepare(self, raw: bytes, request_id: str, client: str) -> tuple[Parsed, Prepared]:
-        parsed = self._edge.parse(decode_json(raw), request_id=request_id, client=client)
+    def _prepare(self, pieces: list[bytes], request_id: str, client: str) -> tuple[Parsed, Prepared]:
+        parsed = self._edge.parse(decode_json(b"".join(pieces)), request_id=request_id, client=client)
         return parsed, self._context.engine.prepare(parsed.request)
 
     def _stream(self, exchange: Exchange, parsed: Parsed, prepared: Prepared, header: Header) -> Response:
@@ -113,29 +113,39 @@ class CountHandler:
         state = current_state()
         client = client_label(state.head.headers.get("user-agent"))
         try:
-            raw = await read_body(self._context)
-            count = await self._context.work(self._count, self._route.parse, raw, state.id, client)
+            pieces = await read_body(self._context)
+            count = await self._context.work(self._count, self._route.parse, pieces, state.id, client)
         except ApiError as error:
             return error_response(self._route.edge, error)
         return json_response(self._route.answer(count))
 
-    def _count(self, parse: ParseBody, raw: bytes, request_id: str, client: str) -> int:
-        parsed = parse(decode_json(raw), request_id=request_id, client=client)
+    def _count(self, parse: ParseBody, pieces: list[bytes], request_id: str, client: str) -> int:
+        parsed = parse(decode_json(b"".join(pieces)), request_id=request_id, client=client)
         return self._context.engine.count_tokens(parsed.request)
 
 
-async def read_body(context: ServerContext) -> bytes:
-    """The whole body. Raises `ApiError` 413 when it grows over the limit and 400 when it does not arrive in time."""
-    seconds = context.settings.body_timeout_seconds
+async def read_body(context: ServerContext) -> list[bytes]:
+    """The body in the pieces it came in. Raises `ApiError` 413 over the limit and 400 when it does not arrive in time.
+
+    The pieces are joined where they are decoded, in a worker: a copy of a large body would hold the event loop up.
+    """
+    limit, seconds = context.settings.body_limit_bytes, context.settings.body_timeout_seconds
+    pieces: list[bytes] = []
+    size = 0
     try:
-        # Not `get_data`: its `asyncio.wait_for` swallows, on Python 3.11, the cancellation of a client that goes away at the
-        # moment its body is complete, and nobody would ever notice that it is gone.
+        # Not Quart's `get_data`: its `asyncio.wait_for` swallows, on Python 3.11, the cancellation of a client that goes away
+        # at the moment its body is complete, and nobody would ever notice that it is gone.
         async with asyncio.timeout(seconds):
-            return await request.body
+            async for piece in request.body:
+                size += len(piece)
+                if size > limit:
+                    raise body_too_large(limit)
+                pieces.append(piece)
     except RequestEntityTooLarge:
-        raise body_too_large(context.settings.body_limit_bytes) from None
+        raise body_too_large(limit) from None
     except TimeoutError:
         raise bad_request(f"The body did not arrive within {seconds:g} seconds.") from None
+    return pieces
 
 
 def _unenforced(prepared: Prepared) -> dict[str, Any]:
