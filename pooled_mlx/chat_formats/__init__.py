@@ -13,7 +13,7 @@ from functools import cache
 
 from pooled_mlx.chat_formats.base import ChatFormat
 
-_SHARED = frozenset({"arguments", "base", "schemas", "tagged"})
+_SHARED = frozenset({"arguments", "base", "raw_values", "rules", "schemas", "tagged", "xml_values"})
 
 
 def names() -> tuple[str, ...]:

@@ -29,19 +29,14 @@ class ArgumentsWriter:
         self._schema = tool_schema(tool)
         self.declared: Mapping[str, object] = parameters_of(self._schema)
         self.given: set[str] = set()
+        schema = self._schema
+        free = schema is True or (isinstance(schema, Mapping) and schema.get("additionalProperties") not in (None, False))
+        self.open_names: frozenset[str] | None = None if free and not self.declared else frozenset(self.declared)
+        """The parameters that may still be given; None: any name, because the schema declares none and allows more."""
         self._shape: Shape | None = None
         self._mode = "skip"
         self._buffer = ""
         self._stream = JsonStream()
-
-    @property
-    def open_names(self) -> frozenset[str] | None:
-        """The parameters that may still be given; None: any name, because the schema declares none and allows more."""
-        if self.declared:
-            return frozenset(self.declared) - self.given
-        schema = self._schema
-        free = schema is True or (isinstance(schema, Mapping) and schema.get("additionalProperties") not in (None, False))
-        return None if free else frozenset()
 
     @property
     def streaming_json(self) -> bool:
@@ -55,6 +50,8 @@ class ArgumentsWriter:
             self._writer.note(f"parameter {name!r} was given twice; the first value stays")
             self._mode = "skip"
             return
+        if self.open_names is not None:
+            self.open_names -= {name}
         if self._tool.custom:
             self.given.add(name)
             self._mode = "raw" if name == CUSTOM_PARAMETER else "skip"

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pooled_mlx.core.request import Request, Tool
+from pooled_mlx.grammar.errors import Unenforced
+from pooled_mlx.grammar.schema import Lowered
 from pooled_mlx.text.answer_stream import AnswerParser, ParserSetup
 
 CUSTOM_PARAMETER = "input"
 """The one string parameter under which a custom (free-form) tool is shown to the model."""
 
-_CUSTOM_SCHEMA: Mapping[str, Any] = {
+CUSTOM_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "properties": {CUSTOM_PARAMETER: {"type": "string"}},
     "required": [CUSTOM_PARAMETER],
     "additionalProperties": False,
 }
+"""How a custom tool looks to a model that knows function tools only."""
 
 
 def tool_schema(tool: Tool) -> Mapping[str, Any] | bool:
     """The schema of a tool's arguments as the model sees it: a custom tool takes one string, no schema takes nothing."""
     if tool.custom:
-        return _CUSTOM_SCHEMA
+        return CUSTOM_SCHEMA
     return {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
 
 
@@ -34,6 +37,9 @@ class AnswerSpec:
     `tools` are the callable tools in prompt order (`Request.callable_tools`). `reasoning_open`: the prompt ends inside a
     thinking block; `may_think`: the model may open one itself. `json_schema` is the schema of the answer text, None for
     free text. `markers` are the tags that the model has as single tokens. The end of the turn is the matcher's business.
+
+    `degraded` maps names of tools whose schema is not used to the reason: their calls keep name and shape, their arguments
+    are free. The caller puts tools in whose rules do not compile, a format adds those whose schema is broken.
     """
 
     request: Request
@@ -42,6 +48,7 @@ class AnswerSpec:
     may_think: bool = False
     json_schema: Mapping[str, Any] | bool | None = None
     markers: frozenset[str] = frozenset()
+    degraded: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class GrammarBuilder(Protocol):
@@ -57,6 +64,15 @@ class GrammarBuilder(Protocol):
 
     def json(self, schema: Mapping[str, Any] | bool, where: str) -> str:
         """A rule for a JSON value of `schema`, cleaned, lowered and shared; `where` names it in messages."""
+        ...
+
+    def lowered(self, lowered: Lowered) -> str:
+        """A rule for a JSON value of a schema that was lowered already."""
+        ...
+
+    @property
+    def unenforced(self) -> list[Unenforced]:
+        """What no rule enforces."""
         ...
 
     def special(self, name: str) -> str:
@@ -86,4 +102,11 @@ class ChatFormat(Protocol):
 
     def parser(self, setup: ParserSetup) -> AnswerParser:
         """A parser for one answer."""
+        ...
+
+    def grammar(self, spec: AnswerSpec, lark: GrammarBuilder) -> str:
+        """The Lark text that holds a whole answer to this format, to `spec`'s tools and to its JSON schema.
+
+        Raises `grammar.lark.SchemaError` for a JSON schema of the answer that cannot be held; a tool's schema degrades alone.
+        """
         ...

@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pooled_mlx.chat_formats.base import CUSTOM_PARAMETER, tool_schema
+from pooled_mlx.chat_formats import rules
+from pooled_mlx.chat_formats.base import CUSTOM_PARAMETER, AnswerSpec, GrammarBuilder, tool_schema
 from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Step, TaggedParser
 from pooled_mlx.core.request import Tool, ToolCall, Turn
 from pooled_mlx.text.answer_stream import AnswerParser, ParserSetup
@@ -262,6 +263,18 @@ class Hermes:
             return HermesReader(setup, calls, frozenset({"name"}), frozenset({"arguments", "parameters"}))
 
         return TaggedParser(setup, call_tags=(CALL, END_CALL), reader=reader, again="{")
+
+    def grammar(self, spec: AnswerSpec, lark: GrammarBuilder) -> str:
+        """Calls with `name` before `arguments`, in the spelling of Qwen's templates."""
+        body = ""
+        if spec.tools and spec.request.call_limit:
+            calls: list[str] = []
+            for tool in spec.tools:
+                head = f'{{"name": {_json(tool.name)}, "arguments": '
+                calls.append(f"{lark.text(head)} {rules.json_arguments(spec, lark, tool)}")
+            one = lark.rule("tools", "\n    | ".join(calls))
+            body = lark.rule("body", f'"\\n" {one} "}}\\n" {rules.tag(spec, lark, END_CALL)}')
+        return lark.build(rules.answer(spec, lark, open_tag=CALL, call_body=body))
 
 
 def _json(value: object) -> str:

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any
 
+from pooled_mlx.chat_formats import rules
 from pooled_mlx.chat_formats.arguments import ArgumentsWriter
+from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
+from pooled_mlx.chat_formats.raw_values import ANY_TEXT, constrained_text, regex, text_branches
+from pooled_mlx.chat_formats.schemas import condition, only_types, parameters_of, part_of, requirement, shape_of
 from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Step, TaggedParser
+from pooled_mlx.chat_formats.xml_values import (
+    END_FUNCTION,
+    END_PARAMETER,
+    FUNCTION,
+    LONGEST_SPACE,
+    PARAMETER,
+    Match,
+    ValueEnd,
+)
 from pooled_mlx.core.request import Tool
+from pooled_mlx.grammar.lark import SELF, SchemaError
 from pooled_mlx.text.answer_stream import AnswerParser, ParserSetup
 from pooled_mlx.text.event_writer import SPACE
 
 CALL, END_CALL = "<tool_call>", "</tool_call>"
-FUNCTION, END_FUNCTION = "<function=", "</function>"
-PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 
-_LONGEST_SPACE = 64
-_LONGEST_MISSPELLING = 24
+_NO_MATCH: Match = ("no", 0)
+_MOST_IN_ANY_ORDER = 60
 _CANDIDATE = re.compile(r"\n|<")
 _REMAINS = re.compile(r"(?:</para[^<>\n]{0,32}>?\s*)?(?:</func[^<>\n]{0,32}>?\s*)?$")
 _STILL_OPEN = re.compile(r"</parameter>\s*<(?:parameter=|/function>)")
-
-Match = tuple[Literal["no", "more", "end", "close"], int]
-"""A possible close of a value: it is none; more text decides; it is one if the call's closing tag comes next; it is one, and
-what follows the closing tag begins at this index."""
 
 
 class QwenXmlReader:
@@ -46,7 +55,8 @@ class QwenXmlReader:
         self._tool: Tool | None = None
         self._arguments: ArgumentsWriter | None = None
         self._at_line_start = True
-        self._match: Match = ("no", 0)
+        self._ends = ValueEnd(setup.constrained, bare)
+        self._match = _NO_MATCH
 
     @property
     def committed(self) -> bool:
@@ -181,7 +191,7 @@ class QwenXmlReader:
         self._buffer = self._buffer.removeprefix("\n")
         self._mode = "value"
         self._at_line_start = True
-        self._match = ("no", 0)
+        self._match = _NO_MATCH
         return True
 
     def _value(self) -> bool:
@@ -199,10 +209,10 @@ class QwenXmlReader:
             found = _CANDIDATE.search(text, at)
             if found is None:
                 self._content(text)
-                self._buffer, self._match = "", ("no", 0)
+                self._buffer, self._match = "", _NO_MATCH
                 return False
             at = found.start()
-            self._match = self._close_at(text, at)
+            self._match = self._ends.match(text, at, self._at_line_start, self._arguments.open_names)
             if self._match[0] == "no":
                 at += 1
                 continue
@@ -220,75 +230,128 @@ class QwenXmlReader:
             self._at_line_start = text[-1] == "\n"
             self._arguments.add(text)
 
-    def _close_at(self, text: str, at: int) -> Match:
-        """Whether a value ends at `at`, where a newline or a `<` stands."""
-        line_start = text[at] == "\n"
-        tag = at + 1 if line_start else at
-        if not line_start:
-            line_start = text[at - 1] == "\n" if at else self._at_line_start
-        if text.startswith(END_PARAMETER, tag):
-            found = self._follows(text, tag + len(END_PARAMETER))
-            if found[0] != "no" or self._constrained:
-                return found
-        if self._constrained:
-            return _may_come(text, tag, (END_PARAMETER,))
-        if text.startswith(END_PARAMETER[:-1], tag):
-            return self._misspelt(text, tag + len(END_PARAMETER) - 1)
-        if text.startswith(END_FUNCTION, tag) or (line_start and text.startswith(PARAMETER, tag)):
-            found = self._follows(text, tag)
-            return ("close", tag) if found[0] == "close" else found
-        marks = (END_PARAMETER, END_FUNCTION, PARAMETER) if line_start else (END_PARAMETER, END_FUNCTION)
-        return _may_come(text, tag, marks)
-
-    def _misspelt(self, text: str, at: int) -> Match:
-        """`at` stands behind `</parameter`: whatever ends the misspelt tag must be followed as a proper one."""
-        for end in range(at, min(len(text), at + _LONGEST_MISSPELLING + 1)):
-            if text[end] in ">\n":
-                return self._follows(text, end + (text[end] == ">"))
-            if text[end] == "<":
-                return self._follows(text, end)
-        return ("more", 0) if len(text) - at <= _LONGEST_MISSPELLING else ("no", 0)
-
-    def _follows(self, text: str, at: int) -> Match:
-        """Whether what stands at `at`, behind a closing tag, makes it one."""
-        assert self._arguments is not None
-        tag = _after_space(text, at)
-        if tag is None:
-            return "no", 0
-        if tag == len(text):
-            return ("more" if self._constrained else "end"), 0
-        names = self._arguments.open_names
-        if text.startswith(PARAMETER, tag):
-            name, found, _ = text[tag + len(PARAMETER) : tag + len(PARAMETER) + 257].partition(">")
-            if found:
-                return ("close", at) if "\n" not in name and (names is None or name in names) else ("no", 0)
-            possible = names is None or any(known.startswith(name) for known in names)
-            return ("more" if possible and "\n" not in name and len(name) < 257 else "no"), 0
-        if text.startswith(END_FUNCTION, tag):
-            if self._bare:
-                return "close", at
-            end = _after_space(text, tag + len(END_FUNCTION))
-            return ("end" if end == len(text) else "no"), 0
-        return _may_come(text, tag, (PARAMETER, END_FUNCTION))
-
     def _end(self) -> None:
         assert self._arguments is not None
         self._arguments.finish()
         self._writer.call_end()
 
 
-def _after_space(text: str, at: int) -> int | None:
-    """The index behind the whitespace at `at`; None where there is more of it than a frame ever has."""
-    end = at
-    while end < len(text) and text[end] in SPACE:
-        end += 1
-    return end if end - at <= _LONGEST_SPACE else None
+class _Grammar:
+    """The rules for the calls of one answer."""
 
+    def __init__(self, spec: AnswerSpec, lark: GrammarBuilder) -> None:
+        self._spec = spec
+        self._lark = lark
+        self._known: dict[str, str] = {}
+        self._close = lark.text("\n" + END_PARAMETER)
+        self._end = lark.text("\n" + END_FUNCTION) + ' "\\n"'
 
-def _may_come(text: str, at: int, tags: tuple[str, ...]) -> Match:
-    """ "more" where one of `tags` may still come to stand at `at`."""
-    rest = text[at : at + 16]
-    return ("more" if any(tag.startswith(rest) for tag in tags) else "no"), 0
+    def body(self) -> str:
+        """A rule for a call behind its opening tag."""
+        functions = [f"{self._lark.text(FUNCTION + tool.name + '>')} {self._parameters(tool)}" for tool in self._spec.tools]
+        one = self._lark.rule("functions", "\n    | ".join(functions))
+        return self._lark.rule("body", f'"\\n" {one} {rules.tag(self._spec, self._lark, END_CALL)}')
+
+    def _parameters(self, tool: Tool) -> str:
+        """The rule, with its start value, for everything up to and including the end of the function."""
+        schema = rules.arguments_schema(tool)
+        custom = tool.grammar if tool.custom and tool.name not in self._spec.degraded else None
+        key = rules.shape_key(schema, custom and (custom.syntax, custom.definition), tool.name in self._spec.degraded)
+        if key not in self._known:
+            try:
+                self._known[key] = self._shape(tool, schema)
+            except SchemaError as error:
+                self._spec.degraded[tool.name] = str(error)
+                return self._parameters(tool)
+        return self._known[key]
+
+    def _shape(self, tool: Tool, schema: Mapping[str, Any]) -> str:
+        declared = parameters_of(schema)
+        if not declared:
+            return self._undeclared(tool, schema) if schema.get("additionalProperties") else self._end
+        values = {name: self._value(tool, name, value, schema) for name, value in declared.items()}
+        if len(declared) > _MOST_IN_ANY_ORDER:
+            return self._in_order(values, requirement(schema)[0])
+        names = list(declared)
+        complete = condition(names, *requirement(schema))
+        more = self._more(names, complete)
+        alternatives = [self._end + complete]
+        for bit, (name, value) in enumerate(values.items()):
+            head = self._lark.text(f"\n{PARAMETER}{name}>\n")
+            for body, raw in value:
+                after = f"{more}::set_bit({bit}) " if raw else ""
+                alternatives.append(f"{head} {body} {after}{SELF}::set_bit({bit}) %if bit_clear({bit})")
+        return self._lark.rule("parameters", "\n    | ".join(alternatives), attributes="::_") + "::0x0"
+
+    def _more(self, names: list[str], complete: str) -> str:
+        """What may follow a closing tag inside a raw value that goes on: whatever does not make that tag count."""
+        lark = self._lark
+        raw, space = self._raw(), rf"[ \t\r\n]{{0,{LONGEST_SPACE}}}"
+        any_name = "|".join(regex(name) for name in names)
+        other = lark.terminal("OTHER", rf"{ANY_TEXT} & ~/{space}<(parameter=({any_name})>|\/function>)(?s:.*)/")
+        odd_end = lark.terminal("ODD", rf"/(|[ \t\r]{space}|\n[ \t\r\n]{{1,{LONGEST_SPACE}}})<\/function>/")
+        alternatives = ['""', f"{rules.until(lark, lark.text(END_PARAMETER), other)} {SELF}::_"]
+        for bit, name in enumerate(names):
+            given = lark.terminal("GIVEN", f"/{space}<parameter={regex(name)}>/")
+            alternatives.append(f"{given} {raw} {SELF}::_ %if bit_set({bit})")
+        for end in (lark.text("\n" + END_FUNCTION), odd_end):
+            alternatives.append(f"{end} {raw} {SELF}::_{complete}")
+        return lark.rule("more", "\n    | ".join(alternatives), attributes="::_")
+
+    def _in_order(self, values: dict[str, list[tuple[str, bool]]], required: frozenset[str]) -> str:
+        """More parameters than the grammar engine can count: in the schema's order, raw values without a closing tag."""
+        parts: list[str] = []
+        for name, value in values.items():
+            head = self._lark.text(f"\n{PARAMETER}{name}>\n")
+            bodies = " | ".join(body for body, _ in value)
+            parts.append(f"({head} ({bodies}))" + ("" if name in required else "?"))
+        return self._lark.rule("parameters", f"{' '.join(parts)} {self._end}")
+
+    def _undeclared(self, tool: Tool, schema: Mapping[str, Any]) -> str:
+        """Any parameters, because the schema declares none and allows them."""
+        values = self._value(tool, "", schema["additionalProperties"], schema)
+        head = self._lark.text("\n" + PARAMETER) + ' /[^>\\n]{1,128}/ ">\\n"'
+        bodies = [f"{head} {body} {SELF}" for body, _ in values]
+        return self._lark.rule("parameters", "\n    | ".join([self._end, *bodies]))
+
+    def _raw(self, but: str = "") -> str:
+        text = f"{ANY_TEXT} & ~/[ \\t\\r\\n]*[{but}](?s:.*)/" if but else ANY_TEXT
+        return rules.until(self._lark, self._lark.text(END_PARAMETER), self._lark.terminal("RAW", text) if but else text)
+
+    def _value(self, tool: Tool, name: str, schema: object, root: Mapping[str, Any]) -> list[tuple[str, bool]]:
+        """The bodies of a value, its closing tag included, each with whether it is raw text that may contain one."""
+        shape = shape_of(schema, root)
+        if tool.name in self._spec.degraded:
+            return [(self._raw(), True)] if shape.maybe_text else [self._json({"type": sorted(shape.types)}, tool, name)]
+        if tool.custom and tool.grammar is not None and tool.grammar.syntax == "lark":
+            return [(f"%lark {{\n{tool.grammar.definition}\n}} {self._close}", False)]
+        bodies: list[tuple[str, bool]] = []
+        structured = shape.json_types & {"array", "object"} if shape.maybe_text else shape.json_types
+        opened = False
+        if shape.maybe_text:
+            for texts, expressions in text_branches(schema, root):
+                if texts is not None:
+                    bodies.append(
+                        ("(" + " | ".join(self._lark.text(f"{text}\n{END_PARAMETER}") for text in texts) + ")", False)
+                    )
+                elif expressions:
+                    bodies.append((constrained_text(self._lark, expressions, "\n" + END_PARAMETER, END_PARAMETER), False))
+                else:
+                    opened = True
+            if opened:
+                but = ("[" if "array" in structured else "") + ("{" if "object" in structured else "")
+                bodies.append((self._raw(but.replace("[", "\\[").replace("{", "\\{")), True))
+            else:
+                structured = shape.json_types
+        if structured:
+            narrowed = only_types(schema, root, structured)
+            if narrowed is not None:
+                bodies.append(self._json(part_of(root, narrowed), tool, name))
+        return bodies
+
+    def _json(self, schema: Any, tool: Tool, name: str) -> tuple[str, bool]:
+        where = f"{rules.where_of(tool)}/properties/{name}"
+        return f"{rules.tool_json(self._lark, schema, where)} {self._close}", False
 
 
 class Qwen3Coder:
@@ -308,6 +371,11 @@ class Qwen3Coder:
             return QwenXmlReader(setup, calls, bare)
 
         return TaggedParser(setup, call_tags=(CALL, END_CALL), reader=reader, bare=FUNCTION)
+
+    def grammar(self, spec: AnswerSpec, lark: GrammarBuilder) -> str:
+        """Parameters in any order, each once, the required ones always."""
+        body = _Grammar(spec, lark).body() if spec.tools and spec.request.call_limit else ""
+        return lark.build(rules.answer(spec, lark, open_tag=CALL, call_body=body))
 
 
 FORMAT = Qwen3Coder()

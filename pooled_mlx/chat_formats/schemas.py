@@ -7,7 +7,7 @@ string. Nothing is ever guessed from the text of a value whose schema allows one
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,124 @@ def parameters_of(schema: object) -> dict[str, Any]:
     found: dict[str, Any] = {}
     _collect(schema, schema, found, 0)
     return found
+
+
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_VALUES = frozenset({"enum", "const", "required", "default", "examples"})
+_NOTES = frozenset(
+    {"description", "title", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
+)
+
+
+def loosened(schema: Any) -> Any:
+    """`schema` without annotations, every `oneOf` as an `anyOf`: what is enforced of it in tools."""
+    if isinstance(schema, list):
+        return [loosened(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NOTES:
+            continue
+        if key in _NAMED and isinstance(value, Mapping):
+            value = {name: loosened(item) for name, item in value.items()}
+        elif key not in _VALUES:
+            value = loosened(value)
+        result[key] = value
+    if isinstance(result.get("oneOf"), list):
+        branches = result.pop("oneOf")
+        if "anyOf" in result:
+            result["allOf"] = [*result.get("allOf", ()), {"anyOf": branches}]
+        else:
+            result["anyOf"] = branches
+    return result
+
+
+def part_of(root: Mapping[str, Any], schema: object) -> Any:
+    """The schema of one parameter as a document of its own, its references into `root` kept working."""
+    if '"$ref"' not in json.dumps(schema):
+        return schema
+    whole = _moved(root)
+    return {"$defs": {"tool": whole, "value": _moved(schema)}, "$ref": "#/$defs/value"}
+
+
+def _moved(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_moved(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: "#/$defs/tool" + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else value
+        if key in _VALUES
+        else _moved(value)
+        for key, value in schema.items()
+    }
+
+
+def only_types(schema: Any, root: object, types: frozenset[str]) -> Any:
+    """`schema` narrowed to values of `types`; None where none of its values has one of them."""
+    schema = resolve(schema, root)
+    if not isinstance(schema, Mapping):
+        return {"type": sorted(types)}
+    result = dict(schema)
+    for word in ("anyOf", "oneOf"):
+        if isinstance(result.get(word), list):
+            narrowed = [only_types(branch, root, types) for branch in result[word] if shape_of(branch, root).types & types]
+            if not narrowed:
+                return None
+            result[word] = narrowed
+    if isinstance(result.get("enum"), list):
+        result["enum"] = [value for value in result["enum"] if type_name(value) in types]
+        if not result["enum"]:
+            return None
+    named = result.get("type")
+    if named is not None or not any(word in result for word in ("anyOf", "oneOf", "enum", "const")):
+        listed = named if isinstance(named, list) else [named] if named else sorted(types)
+        kept = [kind for kind in listed if kind in types]
+        if not kept:
+            return None
+        result["type"] = kept if len(kept) > 1 else kept[0]
+    return result
+
+
+def requirement(schema: Mapping[str, Any]) -> tuple[frozenset[str], list[frozenset[str]]]:
+    """The parameters a tool's schema always requires, and sets of which one must be there as a whole (empty: no such rule)."""
+    always = set(_names(schema.get("required")))
+    choices: list[frozenset[str]] = []
+    target = resolve(schema, schema)
+    if isinstance(target, Mapping):
+        always.update(_names(target.get("required")))
+        for branch in _branches(target, "allOf"):
+            always.update(_names(branch.get("required")))
+        choices = [frozenset(_names(branch.get("required"))) for branch in _branches(target, "anyOf")]
+    return frozenset(always), choices if all(choices) else []
+
+
+def condition(names: Sequence[str], always: frozenset[str], choices: Sequence[frozenset[str]]) -> str:
+    """The condition of a parametric rule: bit i of its value says that parameter i was given. "" where nothing is required."""
+    parts = [f"bit_set({bit})" for bit, name in enumerate(names) if name in always]
+    sets = [_joined("and", [f"bit_set({bit})" for bit, name in enumerate(names) if name in one]) for one in choices]
+    if sets and all(sets):
+        parts.append(_joined("or", sets))
+    return f" %if {_joined('and', parts)}" if parts else ""
+
+
+def _joined(word: str, parts: Sequence[str]) -> str:
+    result = parts[0] if parts else ""
+    for part in parts[1:]:
+        result = f"{word}({result}, {part})"
+    return result
+
+
+def _names(value: object) -> list[str]:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
+def _branches(schema: Mapping[str, Any], word: str) -> list[Mapping[str, Any]]:
+    value = schema.get(word)
+    return [branch for branch in value if isinstance(branch, Mapping)] if isinstance(value, list) else []
 
 
 def resolve(schema: object, root: object) -> object:

@@ -1,0 +1,137 @@
+"""The parts of an answer's grammar that formats share: thinking, text around calls, calls in a row, a JSON answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pooled_mlx.chat_formats.base import CUSTOM_SCHEMA, AnswerSpec, GrammarBuilder, tool_schema
+from pooled_mlx.chat_formats.schemas import loosened
+from pooled_mlx.chat_formats.tagged import END_THINK, THINK
+from pooled_mlx.core.request import Tool
+from pooled_mlx.grammar.lark import SchemaError
+from pooled_mlx.grammar.schema import lower
+
+ANY_TEXT = r"/(?s:.*)/"
+"""Any text. A token that is a tag never matches it."""
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+def tag(spec: AnswerSpec, lark: GrammarBuilder, name: str) -> str:
+    """A tag as the model writes it: its token, or its spelling where it has none."""
+    return lark.special(name) if name in spec.markers else lark.text(name)
+
+
+def until(lark: GrammarBuilder, end: str, text: str = ANY_TEXT) -> str:
+    """A rule for text up to and including the first `end`, which may be any terminal."""
+    return lark.rule("until", text, attributes=f"[suffix={end}]")
+
+
+def up_to_tag(spec: AnswerSpec, lark: GrammarBuilder, name: str) -> str:
+    """Any text, then the tag `name`."""
+    if name in spec.markers:
+        return f"{ANY_TEXT} {lark.special(name)}"
+    return until(lark, lark.text(name))
+
+
+def answer(
+    spec: AnswerSpec,
+    lark: GrammarBuilder,
+    *,
+    open_tag: str = "",
+    call_body: str = "",
+    separator: str = '"\\n"',
+    gap: str = "\n\n",
+    think_tags: tuple[str, str] = (THINK, END_THINK),
+) -> str:
+    """The body of the start rule.
+
+    A call is `open_tag` and then `call_body`, a rule that ends with the closing tag; `call_body` "" means that none can be
+    made. `separator` stands between calls. `gap` is what the template puts between a thought and the answer; where the
+    answer's form is forced, so is the gap.
+    """
+    request = spec.request
+    limit = request.call_limit if call_body and spec.tools else 0
+    forced = limit > 0 and request.tool_choice.mode in ("required", "named")
+    value = ""
+    if spec.json_schema is not None and not forced:
+        value = lark.json(spec.json_schema, "")
+    row = ""
+    if limit:
+        call = lark.rule("call", f"{tag(spec, lark, open_tag)} {call_body}")
+        row = call if limit == 1 else f"{call} ({separator} {call}){{0,{limit - 1}}}"
+        row = lark.rule("calls", f"{row} {separator}?")
+    if forced:
+        body, fixed = row, True
+    elif value:
+        body, fixed = (f"({value} | {row})" if row else value), True
+    elif not row:
+        body, fixed = ANY_TEXT, False
+    elif open_tag in spec.markers:
+        body, fixed = f"{ANY_TEXT} {row}?", False
+    else:
+        # text that ends in the opening tag is preferred to plain text by the lexer, because it is lazy
+        rest = f"{call_body} ({separator} {lark.text(open_tag)} {call_body}){{0,{limit - 1}}}" if limit > 1 else call_body
+        body, fixed = f"({ANY_TEXT} | {until(lark, lark.text(open_tag))} {rest} {separator}?)", False
+    return f"{_thinking(spec, lark, lark.text(gap) if fixed and gap else '', think_tags)}{body}"
+
+
+def _thinking(spec: AnswerSpec, lark: GrammarBuilder, gap: str, tags: tuple[str, str]) -> str:
+    opening, closing = tags
+    if spec.reasoning_open:
+        return f"{up_to_tag(spec, lark, closing)} {gap} "
+    if spec.may_think and opening in spec.markers and closing in spec.markers:
+        return f"({lark.special(opening)} {ANY_TEXT} {lark.special(closing)} {gap})? "
+    return ""
+
+
+def arguments_schema(tool: Tool) -> Mapping[str, Any]:
+    """The schema of a tool's arguments as one JSON object.
+
+    A plain schema with declared properties takes no others: a model that invents arguments helps nobody.
+    """
+    schema = tool_schema(tool)
+    if not isinstance(schema, Mapping):
+        return ANY_OBJECT
+    result = {**loosened(schema), "type": "object"}
+    composed = any(word in result for word in ("allOf", "anyOf", "$ref", "if", "patternProperties", "unevaluatedProperties"))
+    if "properties" in result and not composed:
+        result.setdefault("additionalProperties", False)
+    if tool.custom and tool.grammar is not None and tool.grammar.syntax == "regex":
+        result["properties"] = {
+            name: {**value, "pattern": f"^(?:{tool.grammar.definition})$"} for name, value in result["properties"].items()
+        }
+    return result
+
+
+def json_arguments(spec: AnswerSpec, lark: GrammarBuilder, tool: Tool) -> str:
+    """A rule for a tool's arguments as one JSON object; any object where the tool is degraded or its schema is broken."""
+    if tool.name not in spec.degraded:
+        try:
+            rule = tool_json(lark, arguments_schema(tool), where_of(tool))
+        except SchemaError as error:
+            spec.degraded[tool.name] = str(error)
+        else:
+            if tool.grammar is not None and tool.grammar.syntax == "lark":
+                spec.degraded[tool.name] = "a Lark grammar cannot be held inside a JSON string"
+            return rule
+    return tool_json(lark, CUSTOM_SCHEMA if tool.custom else ANY_OBJECT, where_of(tool))
+
+
+def tool_json(lark: GrammarBuilder, schema: Mapping[str, Any] | bool, where: str) -> str:
+    """A rule for a JSON value in a call. What a tool's schema asks for and no rule can hold is dropped, and listed."""
+    lowered = lower(schema, strict=False, where=where, tool=True)
+    lark.unenforced.extend(lowered.unenforced)
+    return lark.lowered(lowered)
+
+
+def where_of(tool: Tool) -> str:
+    """The pointer under which a tool's schema is named in messages."""
+    return f"/tools/{tool.name}"
+
+
+def shape_key(*parts: object) -> str:
+    """A key for equal shapes."""
+    return json.dumps(parts, ensure_ascii=False, default=sorted)
