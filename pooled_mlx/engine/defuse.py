@@ -67,8 +67,8 @@ class Disguise:
         for text in strings:
             self._taken.update(_stand_ins(text))
         self._next = _FIRST_STAND_IN
-        self._hidden: dict[str, str] = {}
-        self._tags: dict[str, str] = {}
+        self._hidden = _Way()
+        self._tags = _Way()
 
     def hide(self, text: str) -> str:
         """Client text with everything dangerous replaced."""
@@ -98,11 +98,11 @@ class Disguise:
 
     def show_tags(self, rendered: str) -> str:
         """The rendered text with our own control tokens in place."""
-        return _put_back(rendered, self._tags)
+        return self._tags.back(rendered)
 
     def show(self, piece: str) -> str:
         """A piece of the rendered text as the client wrote it."""
-        return _put_back(piece, self._hidden)
+        return self._hidden.back(piece)
 
     def _hide_at(self, text: str, places: list[int]) -> str:
         if not places:
@@ -113,7 +113,8 @@ class Disguise:
                 characters[place] = self._stand_in(self._hidden, characters[place])
         return "".join(characters)
 
-    def _stand_in(self, known: dict[str, str], text: str) -> str:
+    def _stand_in(self, way: _Way, text: str) -> str:
+        known = way.known
         if text not in known:
             while chr(self._next) in self._taken:
                 self._next += 1
@@ -122,14 +123,25 @@ class Disguise:
         return known[text]
 
 
-def _put_back(text: str, known: Mapping[str, str]) -> str:
-    if not known:
-        return text
-    originals = {stand_in: original for original, stand_in in known.items()}
-    # A template may have written JSON with ASCII only: then the stand-in comes back as an escape.
-    escaped = {json.dumps(stand_in)[1:-1]: json.dumps(original)[1:-1] for stand_in, original in originals.items()}
-    both = originals | escaped
-    return alternation(both).sub(lambda match: both[match[0]], text)
+class _Way:
+    """Stand-ins and what they stand for; nothing is added once `back` was called."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self._both: dict[str, str] | None = None
+        self._pattern: re.Pattern[str] | None = None
+
+    def back(self, text: str) -> str:
+        """Text with the originals in place."""
+        if not self.known:
+            return text
+        if self._both is None or self._pattern is None:
+            self._both = {stand_in: original for original, stand_in in self.known.items()}
+            # A template may have written JSON with ASCII only: then the stand-in comes back as an escape.
+            self._both |= {json.dumps(stand_in)[1:-1]: json.dumps(original)[1:-1] for original, stand_in in self.known.items()}
+            self._pattern = alternation(self._both)
+        both = self._both
+        return self._pattern.sub(lambda match: both[match[0]], text)
 
 
 def _stand_ins(text: str) -> set[str]:

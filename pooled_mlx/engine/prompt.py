@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pooled_mlx import chat_formats
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.request import Request, Tool
 from pooled_mlx.engine.conversation import (
@@ -26,7 +27,7 @@ from pooled_mlx.engine.defuse import ControlText, Disguise, strings_in
 from pooled_mlx.engine.exact_ids import ExactIds, Ids
 from pooled_mlx.engine.pieces import Piece, cut_ids, cut_text
 from pooled_mlx.engine.splice import lay_out
-from pooled_mlx.engine.template_traits import learn_traits, leaves_open, template_options
+from pooled_mlx.engine.template_traits import learn_traits, leaves_open, template_options, without_empty_thoughts
 from pooled_mlx.engine.templates import ChatTemplate, Dates, TemplateFailed
 from pooled_mlx.engine.tokens import Tokens
 from pooled_mlx.engine.tool_forms import ToolForm, ToolForms
@@ -75,7 +76,7 @@ class PromptBuilder:
         self.tokens = tokens
         self.template = template
         self.card = card
-        self.traits = learn_traits(template, tokens, card.thinking)
+        self.traits = learn_traits(template, tokens, card.thinking, _is_native(template, tokens, card))
         self.exact_ids = exact_ids
         self._dates = dates or Dates()
         self._control = ControlText(tokens, template.source)
@@ -96,9 +97,9 @@ class PromptBuilder:
             tools = tuple(_disguised_tool(tool, disguise) for tool in tools)
         said = arrange(said, tools, self.traits)
         options = template_options(rule, request.thinking)
-        rendered = self._render(
-            said, listed if self.traits.native_tools else [], options, disguise or Disguise(self._control, ()), form
-        )
+        strings = () if disguise or not any(map(_has_reasoning, said)) else [*strings_of(said), *strings_in(form.listing)]
+        tags = disguise or Disguise(self._control, strings)
+        rendered = self._render(said, listed if self.traits.native_tools else [], options, tags, form)
         layout = lay_out(self._pieces(rendered, disguise), self.traits, said, request.turns, self.exact_ids)
         return Prompt(
             ids=layout.ids,
@@ -149,6 +150,8 @@ class PromptBuilder:
                 raise error.refusal() from error
             lost = _lost_reasoning(text, said) - inline
             if not lost:
+                if inline:
+                    text = without_empty_thoughts(text, disguise.tag(self.traits.think_before))
                 return disguise.show_tags(text)
             inline |= lost
 
@@ -162,12 +165,16 @@ class PromptBuilder:
             message |= {"reasoning_content": one.reasoning, "thinking": one.reasoning}
         if one.calls:
             message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                {"id": self._id(call.id), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in one.calls
             ]
         if one.role == "tool":
-            message |= {"tool_call_id": one.call_id or ""} | ({"name": one.name} if one.name else {})
+            message |= {"tool_call_id": self._id(one.call_id or "")} | ({"name": one.name} if one.name else {})
         return message
+
+    def _id(self, call_id: str) -> str:
+        """A call's id; templates that want nine letters and digits get them."""
+        return _digest(call_id).hex()[:9] if self.traits.short_ids else call_id
 
     def _moment(self, said: Sequence[Said], options: Mapping[str, Any], form: ToolForm) -> datetime:
         system = said[0].text if said[0].role == "system" else ""
@@ -178,9 +185,12 @@ class PromptBuilder:
     def _pieces(self, rendered: str, disguise: Disguise | None) -> list[Piece]:
         if disguise is not None:
             return cut_text(rendered, self.tokens, disguise.show)
-        if self._in_pieces:
-            return cut_text(rendered, self.tokens)
-        return cut_ids(self.tokens.encode_with_control(rendered), self.tokens)
+        pieces = cut_text(rendered, self.tokens)
+        if not self._in_pieces:
+            whole = cut_ids(self.tokens.encode_with_control(rendered), self.tokens)
+            if [piece.control for piece in whole if piece.control] == [piece.control for piece in pieces if piece.control]:
+                return whole
+        return pieces
 
     def _pieces_agree(self) -> bool:
         """Whether encoding in pieces gives the ids of encoding the whole. Checked on real renderings of this template."""
@@ -190,6 +200,14 @@ class PromptBuilder:
             if not np.array_equal(whole, np.concatenate([piece.ids for piece in pieces])):
                 return False
         return True
+
+
+def _is_native(template: ChatTemplate, tokens: Tokens, card: ModelCard) -> bool:
+    """Whether the chat format reads calls in the form in which this very template writes them."""
+    if card.chat_format is not None:
+        return True
+    name = chat_formats.detect(template.source, tokens.added)
+    return chat_formats.get(name).recognises(template.source, frozenset(tokens.added)) > 1
 
 
 def _has_reasoning(one: Said) -> bool:

@@ -53,14 +53,14 @@ def lay_out(
     writer = _Writer()
     starts: dict[int, int] = {}
     head, history, place = 0, b"", 0
-    closed = False
+    closed: int | None = None
     while place < len(pieces):
         piece = pieces[place]
         if piece.control in traits.openers:
-            starts[place] = writer.length
-            if not closed:
-                writer.boundaries.add(writer.length)
-            closed = False
+            # What stands between an answer's end token and the next opener belongs to the next turn.
+            starts[place] = writer.length if closed is None else closed
+            writer.boundaries.add(starts[place])
+            closed = None
         if place == plan.head:
             head, history = writer.length, writer.history.digest()
             writer.boundaries.add(head)
@@ -76,9 +76,9 @@ def lay_out(
                 for turn_piece in pieces[place : plan.stop(place)]:
                     writer.write(turn_piece.ids)
             place = plan.stop(place)
-            closed = end is not None
-            if closed:
-                writer.boundaries.add(writer.length)
+            closed = None if end is None else writer.length
+            if closed is not None:
+                writer.boundaries.add(closed)
             continue
         writer.write(piece.ids)
         if not traits.openers and piece.control in traits.enders:
@@ -184,7 +184,7 @@ class _Plan:
                 pairs = list(zip(places, groups, strict=True))
             elif leading and has_system and len(places) == len(groups) - 1:
                 pairs = list(zip(places, groups[1:], strict=True))
-            elif leading and not has_system and len(places) == len(groups) + 1:
+            elif leading and len(places) == len(groups) + 1:
                 pairs = list(zip(places[1:], groups, strict=True))
             else:
                 continue

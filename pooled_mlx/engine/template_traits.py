@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ THINK_TAGS = (
 )
 _USER, _SECOND, _ANSWER, _THOUGHT = "quokka asks", "quokka again", "wombat says", "numbat thinks"
 _SYSTEM, _RESULT, _TOOL, _ARGUMENT = "dingo rules", "bilby found", "kea_lookup", "tuatara"
-_CALL_ID = "abcdefgh1"
+_CALL_ID, _LONG_ID = "abcdefgh1", "call_0123456789abcdef"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class TemplateTraits:
     reasoning text in a past turn. `keeps_chain`: reasoning stays while no user turn follows; `keeps_always`: it stays.
     `native_tools`: it lists tools and renders calls and results. `text_arguments`: arguments that are no object may be text.
     `needs_user`: it wants a user turn somewhere; `alternates`: user and assistant must take turns. `opens_head`: the
-    generation prompt has an opener of its own. `samples` are renderings to check encoders with.
+    generation prompt has an opener of its own. `short_ids`: ids of calls must be nine letters and digits. `samples` are
+    renderings to check encoders with.
     """
 
     openers: frozenset[int] = frozenset()
@@ -49,6 +51,7 @@ class TemplateTraits:
     needs_user: bool = False
     alternates: bool = False
     opens_head: bool = False
+    short_ids: bool = False
     samples: tuple[str, ...] = ()
 
 
@@ -67,13 +70,27 @@ def leaves_open(opened: str) -> bool:
     return any(opened.rfind(start) > opened.rfind(end) for start, end in THINK_TAGS)
 
 
-def learn_traits(template: ChatTemplate, tokens: Tokens, rule: ThinkingRule) -> TemplateTraits:
-    """Probe a template. Raises `TokenizerError` when it cannot render the simplest conversation."""
-    return _Probe(template, tokens, rule).learn()
+def learn_traits(template: ChatTemplate, tokens: Tokens, rule: ThinkingRule, native_format: bool = True) -> TemplateTraits:
+    """Probe a template. Raises `TokenizerError` when it cannot render the simplest conversation.
+
+    `native_format` says that answers are read in the form in which this template writes calls. Without it the template's own
+    way of tools is left alone, and the generic one is used throughout.
+    """
+    return _Probe(template, tokens, rule, native_format).learn()
+
+
+def without_empty_thoughts(text: str, following: str) -> str:
+    """Remove the empty reasoning blocks that a template wrote directly before `following`."""
+    for start, end in THINK_TAGS:
+        if start in text:
+            empty = re.escape(start) + r"\s*" + re.escape(end) + r"\s*" + f"(?={re.escape(following)})"
+            text = re.sub(empty, "", text)
+    return text
 
 
 class _Probe:
-    def __init__(self, template: ChatTemplate, tokens: Tokens, rule: ThinkingRule) -> None:
+    def __init__(self, template: ChatTemplate, tokens: Tokens, rule: ThinkingRule, native_format: bool) -> None:
+        self._native_format = native_format
         self._template = template
         self._tokens = tokens
         self._options = template_options(rule, Thinking(on=True))
@@ -98,15 +115,16 @@ class _Probe:
 
     def learn(self) -> TemplateTraits:
         try:
-            asked = self.render(_said("user", _USER))
-            prompt = self.render(_said("user", _USER), prompt=True)
-            prompt_off = self.render(_said("user", _USER), prompt=True, options=self._options_off)
+            prompts = {
+                options: [self.render(_said("user", _USER), prompt=prompt, options=way) for prompt in (False, True)]
+                for options, way in (("on", self._options), ("off", self._options_off))
+            }
         except TemplateFailed as error:
             raise TokenizerError(f"The model's chat template cannot render one user message: {error}") from None
         talk = self.attempt(_said("user", _USER), _said("assistant", _ANSWER), _said("user", _SECOND))
         closers = self.controls(_between(talk, _SECOND, None))
         after_answer = self.controls(_between(talk, _ANSWER, _SECOND))
-        generated = [text[len(_common_start([asked, text])) :] for text in (prompt, prompt_off)]
+        generated = [prompt[len(_common_start([asked, prompt])) :] for asked, prompt in prompts.values()]
         first = self.controls(generated[0])
         before_answer = self.controls(_between(talk, _USER, _ANSWER))
         opener = first[0] if first else (before_answer[-1] if before_answer else None)
@@ -115,7 +133,7 @@ class _Probe:
         speakers = [text for text in after_answer if text not in eos and (text not in closers or text == opener)]
         speakers = speakers or [text for text in after_answer if text not in closers]
         openers = {text for text in (opener, speakers[0] if speakers else None) if text}
-        native = self.native_tools()
+        native = self._native_format and self.native_tools()
         result_opener = self.result_opener() if native else None
         if result_opener:
             openers.add(result_opener)
@@ -142,7 +160,8 @@ class _Probe:
             needs_user=not self.attempt(*([_call(), _result()] if native else [_said("assistant", _ANSWER)]), tools=native),
             alternates=not self.takes_rows(),
             opens_head=bool(first),
-            samples=tuple(text for text in (prompt, prompt_off, talk, chain, always) if text),
+            short_ids=native and not self.attempt(_said("user", _USER), _call(id=_LONG_ID), _result(_LONG_ID), tools=True),
+            samples=tuple(text for text in (prompts["on"][1], prompts["off"][1], talk, chain, always) if text),
         )
 
     def native_tools(self) -> bool:
@@ -208,13 +227,13 @@ def _said(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
-def _call(arguments: Any = None, **more: Any) -> dict[str, Any]:
+def _call(arguments: Any = None, *, id: str = _CALL_ID, **more: Any) -> dict[str, Any]:
     function = {"name": _TOOL, "arguments": {"query": _ARGUMENT} if arguments is None else arguments}
-    return _said("assistant", "", tool_calls=[{"id": _CALL_ID, "type": "function", "function": function}], **more)
+    return _said("assistant", "", tool_calls=[{"id": id, "type": "function", "function": function}], **more)
 
 
-def _result() -> dict[str, Any]:
-    return _said("tool", _RESULT, tool_call_id=_CALL_ID, name=_TOOL)
+def _result(id: str = _CALL_ID) -> dict[str, Any]:
+    return _said("tool", _RESULT, tool_call_id=id, name=_TOOL)
 
 
 def _tool() -> dict[str, Any]:

@@ -1,0 +1,279 @@
+"""Scripted answers: the lines of an ANSWERS.jsonl file, which of them answers a request, and as which tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pooled_mlx.core.errors import bad_request
+from pooled_mlx.core.request import Request
+from pooled_mlx.engine.faults import FaultKind, Faults
+from pooled_mlx.engine.pieces import cut_text
+from pooled_mlx.engine.tokens import Tokens
+
+Split = Literal["token", "byte", "all"]
+_FIELDS = frozenset({"match", "text", "token_seconds", "prefill_seconds_per_1000", "split", "fault", "free"})
+_FAULT_FIELDS = frozenset({"kind", "at_token"})
+_SHOWN_CHARACTERS = 80
+
+
+class ScriptError(Exception):
+    """A script file cannot be used; the message names the line and the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptLine:
+    """One scripted answer. `text` is what the model writes, tags included; `match` must be in the last turn, None fits any.
+
+    `split`: as ordinary tokens, one token for each byte, or ordinary tokens forced as one run. `free` lifts the grammar.
+    """
+
+    number: int
+    text: str
+    match: str | None = None
+    split: Split = "token"
+    faults: Faults = field(default_factory=Faults)
+    free: bool = False
+
+
+def parse_script(text: str) -> tuple[ScriptLine, ...]:
+    """Read ANSWERS.jsonl. Blank lines are skipped. Raises `ScriptError`."""
+    lines = tuple(_line(line, number) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+    if not lines:
+        raise ScriptError('The script holds no answer. Write at least one line such as {"text": "Hello."}.')
+    return lines
+
+
+class ReplayScript:
+    """Which line answers a request. Safe to use from any thread."""
+
+    def __init__(self, lines: Sequence[ScriptLine]) -> None:
+        self.lines = tuple(lines)
+        self._used: set[int] = set()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, path: Path) -> ReplayScript:
+        """Read a script file. Raises `ScriptError`."""
+        try:
+            return cls(parse_script(path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ScriptError(f"The script {path} cannot be read: {error}.") from None
+
+    def choose(self, request: Request) -> ScriptLine:
+        """The first unused line that fits the last turn, else the last line of those that fit, again.
+
+        Raises `ApiError` (400) when none fits.
+        """
+        last = request.turns[-1].text
+        fitting = [line for line in self.lines if line.match is None or line.match in last]
+        if not fitting:
+            raise bad_request(
+                f"None of the {len(self.lines)} scripted answers fits this request: no `match` is part of its last turn, "
+                f"which begins {last[:_SHOWN_CHARACTERS]!r}. Add a line for it, or one without `match`.",
+                "messages",
+            )
+        with self._lock:
+            line = next((line for line in fitting if line.number not in self._used), fitting[-1])
+            self._used.add(line.number)
+        return line
+
+
+class ScriptedAnswers:
+    """Scripted answers as token ids of one model."""
+
+    def __init__(self, script: ReplayScript, tokens: Tokens) -> None:
+        self.script = script
+        self._tokens = tokens
+        self._eos = min(tokens.eos_ids, default=None)
+
+    def answer(self, request: Request) -> ScriptedAnswer:
+        """The next scripted answer for a request. Raises `ApiError` (400) when none fits."""
+        return self.encode(self.script.choose(request))
+
+    def encode(self, line: ScriptLine) -> ScriptedAnswer:
+        """The tokens of a line, and the end token where the text does not end with one itself."""
+        ids: list[int] = []
+        for piece in cut_text(line.text, self._tokens):
+            if piece.control is None and line.split == "byte":
+                ids.extend(self._byte_ids(piece.text, piece.ids.tolist()))
+            else:
+                ids.extend(piece.ids.tolist())
+        if self._eos is not None and (not ids or ids[-1] not in self._tokens.eos_ids):
+            ids.append(self._eos)
+        return ScriptedAnswer(line, tuple(ids), self)
+
+    @property
+    def bytes_of(self) -> Sequence[bytes]:
+        """Id -> bytes."""
+        return self._tokens.bytes_of
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The ids that end an answer."""
+        return self._tokens.eos_ids
+
+    def spell(self, text: bytes) -> list[int]:
+        """Ordinary tokens for some bytes, the longest first. What no token can begin is left out."""
+        ids: list[int] = []
+        place = 0
+        while place < len(text):
+            for end in range(min(len(text), place + self._longest), place, -1):
+                index = self._ids_of.get(text[place:end])
+                if index is not None:
+                    ids.append(index)
+                    place = end
+                    break
+            else:
+                place += 1
+        return ids
+
+    def _byte_ids(self, text: str, ids: list[int]) -> list[int]:
+        """One token for each byte; a vocabulary that lacks one of them keeps its ordinary tokens."""
+        found = [self._ids_of.get(bytes([byte])) for byte in text.encode("utf-8", "replace")]
+        known = [index for index in found if index is not None]
+        return known if len(known) == len(found) else ids
+
+    @cached_property
+    def _ids_of(self) -> Mapping[bytes, int]:
+        added = frozenset(self._tokens.added.values())
+        return {text: index for index, text in enumerate(self._tokens.bytes_of) if text and index not in added}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids_of), default=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedAnswer:
+    """One scripted answer as tokens, its end token last."""
+
+    line: ScriptLine
+    ids: tuple[int, ...]
+    answers: ScriptedAnswers
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """The run of tokens to force at once (split "all"), else ()."""
+        return self.ids if self.line.split == "all" else ()
+
+    def cursor(self) -> ScriptCursor:
+        """A cursor at its start."""
+        return ScriptCursor(self)
+
+
+class ScriptCursor:
+    """Where a row is in its scripted answer. Not thread-safe.
+
+    The row may take other tokens than the script has, because a grammar asked for them. While they spell the same text, the
+    cursor follows it byte by byte; otherwise it goes on with the token at the next place.
+    """
+
+    def __init__(self, answer: ScriptedAnswer) -> None:
+        self._answers = answer.answers
+        self._ids = answer.ids
+        self._text = b"".join(self._answers.bytes_of[index] for index in answer.ids)
+        self._ends = list(accumulate(len(self._answers.bytes_of[index]) for index in answer.ids))
+        self._place = 0
+        self._bridge: list[int] = []
+        self._done_bytes = 0
+
+    def next_token(self, ahead: int = 0) -> int | None:
+        """The token the script wants after the consumed ones and `ahead` more scripted ones; None past its end."""
+        if ahead < len(self._bridge):
+            return self._bridge[ahead]
+        place = self._place + ahead - len(self._bridge)
+        return self._ids[place] if place < len(self._ids) else None
+
+    def consume(self, token: int) -> None:
+        """The row really took `token`."""
+        if token == self.next_token():
+            if self._bridge:
+                self._bridge.pop(0)
+                self._done_bytes += len(self._answers.bytes_of[token])
+            else:
+                self._done_bytes = self._ends[self._place]
+                self._place += 1
+            return
+        if token in self._answers.eos_ids or self._place >= len(self._ids):
+            self._place, self._bridge = len(self._ids), []
+            return
+        said = self._answers.bytes_of[token] if token < len(self._answers.bytes_of) else b""
+        if said and self._text.startswith(said, self._done_bytes):
+            self._done_bytes += len(said)
+        elif not self._bridge:
+            self._done_bytes = self._ends[self._place]
+        else:
+            self._done_bytes = self._ends[self._place - 1]
+        self._settle()
+
+    def _settle(self) -> None:
+        """Find the next whole scripted token, and tokens that lead to it."""
+        self._place = bisect_left(self._ends, self._done_bytes)
+        if self._ends[self._place] == self._done_bytes:
+            self._place += 1
+            self._bridge = []
+            return
+        self._bridge = self._answers.spell(self._text[self._done_bytes : self._ends[self._place]])
+        self._place += 1
+
+
+def _line(text: str, number: int) -> ScriptLine:
+    def wrong(what: str) -> ScriptError:
+        return ScriptError(f"Line {number} of the script: {what}")
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise wrong(f"this is not JSON ({error}).") from None
+    if not isinstance(value, dict):
+        raise wrong(f"it must be a JSON object, not {_kind(value)}.")
+    unknown = sorted(set(value) - _FIELDS)
+    if unknown:
+        raise wrong(f"the field {unknown[0]!r} is unknown; known are {', '.join(sorted(_FIELDS))}.")
+    if not isinstance(value.get("text"), str):
+        raise wrong(f"`text` must be a string, not {_kind(value.get('text'))}.")
+    match, free, split = value.get("match"), value.get("free", False), value.get("split", "token")
+    if match is not None and not isinstance(match, str):
+        raise wrong(f"`match` must be a string, not {_kind(match)}.")
+    if not isinstance(free, bool):
+        raise wrong(f"`free` must be true or false, not {_kind(free)}.")
+    if split not in get_args(Split):
+        raise wrong(f"`split` must be one of {', '.join(get_args(Split))}, not {split!r}.")
+    seconds: dict[str, float] = {}
+    for name in ("token_seconds", "prefill_seconds_per_1000"):
+        amount = value.get(name, 0)
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not math.isfinite(amount) or amount < 0:
+            raise wrong(f"`{name}` must be a number of seconds, 0 or more, not {amount!r}.")
+        seconds[name] = float(amount)
+    kind, at_token = _fault(value.get("fault"), wrong)
+    return ScriptLine(number, value["text"], match, split, Faults(kind, at_token, **seconds), free)
+
+
+def _fault(value: Any, wrong: Any) -> tuple[FaultKind | None, int]:
+    if value is None:
+        return None, 0
+    if not isinstance(value, dict):
+        raise wrong(f"`fault` must be an object, not {_kind(value)}.")
+    unknown = sorted(set(value) - _FAULT_FIELDS)
+    if unknown:
+        raise wrong(f"the field 'fault.{unknown[0]}' is unknown; known are {', '.join(sorted(_FAULT_FIELDS))}.")
+    kind, at_token = value.get("kind"), value.get("at_token", 0)
+    if kind not in get_args(FaultKind):
+        raise wrong(f"`fault.kind` must be one of {', '.join(get_args(FaultKind))}, not {kind!r}.")
+    if isinstance(at_token, bool) or not isinstance(at_token, int) or at_token < 0:
+        raise wrong(f"`fault.at_token` must be a whole number, 0 or more, not {at_token!r}.")
+    return kind, at_token
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number"}
+    return "nothing" if value is None else names[type(value)]
