@@ -1,0 +1,122 @@
+"""`pooled-mlx connect`: settings of an agent or tool for the running server."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from pooled_mlx.config import TOKEN_ENV
+from pooled_mlx.connect.registry import AGENTS, profile_of
+from pooled_mlx.connect.target import Target
+from pooled_mlx.connect.write import ConnectError, launch, write_changes
+
+_DEFAULT_URL = "http://127.0.0.1:8080"
+_ANSWER_SECONDS = 10
+
+
+def add(subparsers: Any) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "connect",
+        help="settings for an agent or SDK",
+        description="Prints the exact settings with which an agent uses the running server. --write puts them into the "
+        "agent's own configuration file (a backup is kept), --run starts the agent with them and changes nothing permanent.",
+    )
+    parser.add_argument("agent", choices=list(AGENTS), metavar="AGENT", help=", ".join(AGENTS))
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--write", action="store_true", help="change the agent's configuration file, with a backup")
+    parser.add_argument("--url", default=_DEFAULT_URL, help=f"where the server is (default {_DEFAULT_URL})")
+    parser.add_argument("--token", help=f"the server's token (better: --token-file or {TOKEN_ENV})")
+    parser.add_argument("--token-file", help="file with the server's token")
+    parser.add_argument("--model", help="model id, where the server is not running")
+    parser.add_argument("--context", type=int, help="context in tokens, where the server is not running")
+    action.add_argument(
+        "--run",
+        dest="start",
+        nargs=argparse.REMAINDER,
+        metavar="ARGUMENT",
+        help="start the agent; everything behind --run is its arguments",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print, write or start; the exit code is the agent's own with --run."""
+    try:
+        return _run(args)
+    except ConnectError as error:
+        print(f"pooled-mlx connect: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    profile = profile_of(args.agent, find_target(args.url, _token(args), args.model, args.context))
+    if args.start is not None:
+        if profile.launch is None:
+            raise ConnectError(f"{profile.title} cannot be started from here; the printed settings show how it is used")
+        return launch(profile.launch, args.start, profile.install)
+    if not args.write:
+        print(profile.text, end="" if profile.text.endswith("\n") else "\n")
+        return 0
+    if not profile.changes:
+        raise ConnectError(f"{profile.title} has no configuration file to write; leave out --write to see what to do")
+    for written in write_changes(profile.changes, Path.home(), Path.cwd()):
+        if not written.changed:
+            print(f"{written.path}: has these settings already")
+        elif written.backup is None:
+            print(f"{written.path}: written")
+        else:
+            print(f"{written.path}: changed, the old file is {written.backup.name}")
+    return 0
+
+
+def _token(args: argparse.Namespace) -> str | None:
+    """The token as the server takes it: file, then environment, then flag."""
+    if args.token_file:
+        try:
+            return Path(args.token_file).expanduser().read_text(encoding="utf-8").strip() or None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConnectError(f"--token-file {args.token_file}: {error}") from None
+    return os.environ.get(TOKEN_ENV) or args.token or None
+
+
+def find_target(url: str, token: str | None, model: str | None, context_tokens: int | None) -> Target:
+    """The server's facts, asked of it unless both `model` and `context_tokens` are given. Raises `ConnectError`."""
+    base = url.rstrip("/").removesuffix("/v1")
+    parts = urllib.parse.urlsplit(base)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ConnectError(f"--url {url!r} is no address; it should look like {_DEFAULT_URL}")
+    if model and context_tokens:
+        return Target(base, model, context_tokens, token)
+    entry = _ask(base, token)
+    return Target(base, model or entry["id"], context_tokens or entry["context_length"], token)
+
+
+def _ask(base: str, token: str | None) -> dict[str, Any]:
+    request = urllib.request.Request(f"{base}/v1/models")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    # A proxy of the environment knows nothing of this machine's own ports.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_ANSWER_SECONDS) as response:
+            entry = json.load(response)["data"][0]
+            return {"id": str(entry["id"]), "context_length": int(entry["context_length"])}
+    except urllib.error.HTTPError as error:
+        advice = f"Give its token with --token-file or {TOKEN_ENV}." if error.code == 401 else "Is it pooled-mlx?"
+        raise ConnectError(f"{base} answered {error.code} to GET /v1/models. {advice}") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise ConnectError(
+            f"no server at {base} ({reason}). Start it with `pooled-mlx serve`, or give --model and --context."
+        ) from None
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise ConnectError(f"{base} did not answer as pooled-mlx does to GET /v1/models.") from None
