@@ -155,7 +155,7 @@ class Setting:
         shown = "the value" if self.secret else repr(value)
         try:
             parsed = self._convert(value)
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             wanted = "a size such as 4 GiB" if self.size else _KIND_NAMES[self.kind]
             raise ConfigError(f"{where}: {shown} is not {wanted}") from error
         if self.choices is not None and parsed not in self.choices:

@@ -15,7 +15,7 @@ from pooled_mlx import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("pooled_mlx.cli.serve", "serve a model to agents and SDKs"),
     "models": ("pooled_mlx.cli.models", "list, show, download and remove models"),
-    "connect": ("pooled_mlx.cli.connect", "settings for an agent or SDK"),
+    "connect": ("pooled_mlx.connect.command", "settings for an agent or SDK"),
     "status": ("pooled_mlx.cli.status", "what the running server does"),
     "doctor": ("pooled_mlx.cli.doctor", "check this machine and installation"),
     "bench": ("pooled_mlx.cli.bench", "measure the running server"),

@@ -12,8 +12,9 @@ from typing import Any
 from pooled_mlx.api.chat_completions import EDGE as CHAT_COMPLETIONS
 from pooled_mlx.api.messages import MessagesEdge
 from pooled_mlx.api.responses import ResponsesEdge
+from pooled_mlx.catalog import EMBEDDED_CARD
 from pooled_mlx.cli.banner import banner
-from pooled_mlx.cli.common import Refused, check_fit, convert
+from pooled_mlx.cli.common import Refused, check_fit, convert, load_user_catalog
 from pooled_mlx.cli.starting import StartingEngine
 from pooled_mlx.config import Settings
 from pooled_mlx.core.card import ModelCard
@@ -21,8 +22,10 @@ from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Event, Failed, Finished
 from pooled_mlx.core.ports import Engine
 from pooled_mlx.engine.memory import DeviceFacts
+from pooled_mlx.engine.replay_script import ReplayScript
 from pooled_mlx.mac.power import power_guard
 from pooled_mlx.metrics import METRICS_CONTENT_TYPE, Metrics, RequestWatch, render_metrics
+from pooled_mlx.page import page_html
 from pooled_mlx.server.app import create_app
 from pooled_mlx.server.hooks import Hooks
 from pooled_mlx.server.serve import StopSignal, port_of, serve
@@ -41,10 +44,18 @@ class _Stopped(Exception):
 
 
 class Server:
-    """Model, engine and HTTP server of one process."""
+    """Model, engine and HTTP server of one process. `script`: answers instead of those of a model."""
 
-    def __init__(self, settings: Settings, server_settings: ServerSettings, card: ModelCard, facts: DeviceFacts) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        server_settings: ServerSettings,
+        card: ModelCard,
+        facts: DeviceFacts,
+        script: ReplayScript | None = None,
+    ) -> None:
         self._settings, self._server_settings, self._card, self._facts = settings, server_settings, card, facts
+        self._script = script
         self._starting = StartingEngine(card, settings.context)
         self._stopping = threading.Event()
         self._failure: Exception | None = None
@@ -125,18 +136,22 @@ class Server:
             prefill_step=settings.prefill_step,
             prefill_share=settings.prefill_share,
             pool_bytes=settings.pool_bytes,
+            memory_limit_bytes=settings.memory_limit,
             seed=settings.seed,
             steps_file=cache_folder() / "steps.json",
         )
-        if settings.replay is not None:
-            from pooled_mlx.cli.replay import open_replay
-
-            return open_replay(settings.replay, room_settings, on_dead)
         with TerminalBar() as bar:
-            fit = check_fit(self._facts, settings.memory_limit)
             ready = ensure_model(
-                self._card, convert=convert, report=lambda progress: self._report(progress, bar), check_fit=fit
+                self._card if self._script is None else load_user_catalog().cards[EMBEDDED_CARD],
+                convert=convert,
+                report=lambda progress: self._report(progress, bar),
+                check_fit=check_fit(self._facts, settings.memory_limit),
             )
+        if self._script is not None:
+            from pooled_mlx.engine.replay import open_replay_room
+
+            folder = cache_folder() / "replay"
+            return open_replay_room(self._script, ready.folder, folder, room_settings, on_dead=on_dead)
         return open_room(ready.card, ready.folder, room_settings, on_dead=on_dead)
 
     def _report(self, progress: Progress, bar: TerminalBar) -> None:
@@ -173,6 +188,7 @@ class Server:
 
     def _hooks(self) -> Hooks:
         return Hooks(
+            page=page_html(),
             metrics=self._metrics_text,
             metrics_content_type=METRICS_CONTENT_TYPE,
             watch=lambda api: _Watch(self, self._metrics.watch(api)),

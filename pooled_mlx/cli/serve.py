@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pooled_mlx import __version__
@@ -20,6 +21,7 @@ from pooled_mlx.store import StoreError
 
 if TYPE_CHECKING:
     from pooled_mlx.engine.memory import DeviceFacts
+    from pooled_mlx.engine.replay_script import ReplayScript
 
 _log = logging.getLogger("pooled.serve")
 
@@ -86,6 +88,7 @@ def _serve(settings: Settings) -> int:
     from pooled_mlx.engine.devices import read_device
 
     facts = read_device()
+    script = _script(settings)
     card = _card(settings, facts)
     from pooled_mlx.cli.running import Server
     from pooled_mlx.cli.sockets import listen
@@ -98,14 +101,29 @@ def _serve(settings: Settings) -> int:
         allow_hosts=settings.allow_host,
         allow_origins=settings.allow_origin,
     )
-    return asyncio.run(Server(settings, server_settings, card, facts).run(listen(server_settings)))
+    server = Server(settings, server_settings, card, facts, script)
+    return asyncio.run(server.run(listen(server_settings)))
+
+
+def _script(settings: Settings) -> ReplayScript | None:
+    """The scripted answers of --replay. Raises `Refused` for a file that cannot be read or has a wrong line."""
+    if settings.replay is None:
+        return None
+    from pooled_mlx.engine.replay_script import ReplayScript, ScriptError, parse_script
+
+    try:
+        return ReplayScript(parse_script(Path(settings.replay).expanduser().read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"--replay {settings.replay}: {getattr(error, 'strerror', None) or error}") from error
+    except ScriptError as error:
+        raise Refused(f"--replay {settings.replay}: {error}") from error
 
 
 def _card(settings: Settings, facts: DeviceFacts) -> ModelCard:
     if settings.replay is not None:
-        from pooled_mlx.cli.replay import replay_card
+        from pooled_mlx.engine.replay import REPLAY_CARD
 
-        return replay_card()
+        return REPLAY_CARD
     card = choose_card(settings, load_user_catalog(), facts)
     # The context of a repo without a card is not known before its config.json is there.
     if settings.context and card.weights_bytes and settings.context > card.context_max:

@@ -1,0 +1,164 @@
+"""The rules of ARCHITECTURE.md, read off the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "pooled_mlx"
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+MAY_IMPORT = {
+    "core": set(),
+    "log": set(),
+    "metrics": {"core"},
+    "catalog": {"core"},
+    "config": {"core", "catalog"},
+    "text": {"core"},
+    "grammar": {"core", "text"},
+    "chat_formats": {"core", "text", "grammar"},
+    "api": {"core"},
+    "store": {"core", "catalog"},
+    "engine": {"core", "catalog", "chat_formats", "text", "grammar"},
+    "server": {"core", "api", "catalog", "config"},
+    "page": {"core"},
+    "connect": {"core", "catalog", "config"},
+    "mac": {"core", "catalog", "config"},
+    "cli": None,
+    "__init__": set(),
+    "__main__": {"cli"},
+}
+"""Part -> the other parts that it may import; None: all of them."""
+
+ONLY_IN = {
+    "mlx": {"engine"},
+    "mlx_lm": {"engine"},
+    "quart": {"server"},
+    "hypercorn": {"server"},
+    "werkzeug": {"server"},
+    "pydantic": {"api"},
+    "rumps": {"mac"},
+    "huggingface_hub": {"store"},
+    "llguidance": {"grammar", "engine"},
+    "transformers": {"engine"},
+}
+"""Library -> the parts that may import it."""
+
+WITHOUT_MLX = ("prompt", "cuts", "pool", "exact_ids", "templates", "memory", "devices", "segment_tree", "eviction", "tokens")
+"""Engine modules that load without MLX."""
+
+FORBIDDEN_NAMES = ("Manager", "Helper", "Util")
+LONGEST_FILE, LONGEST_TEST = 400, 600
+
+
+def part_of(module: str) -> str:
+    """The part of the package that a dotted module name belongs to."""
+    pieces = module.split(".")
+    return pieces[1] if len(pieces) > 1 else "__init__"
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every imported module of a file, also those inside functions and type-checking blocks, with its line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            module = node.module or ""
+            if module == "pooled_mlx":
+                for alias in node.names:
+                    known = (PACKAGE / alias.name).is_dir() or (PACKAGE / f"{alias.name}.py").exists()
+                    yield (f"pooled_mlx.{alias.name}" if known else module), node.lineno
+            else:
+                yield module, node.lineno
+
+
+def where(path: Path) -> str:
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def test_every_part_has_its_rule():
+    parts = {where(path) for path in SOURCES}
+    assert parts <= set(MAY_IMPORT), parts - set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path: Path):
+    part = where(path)
+    allowed = MAY_IMPORT[part]
+    for module, line in imports(path):
+        library = module.partition(".")[0]
+        if library == "pooled_mlx":
+            target = part_of(module)
+            if allowed is not None and target not in (part, "__init__"):
+                assert target in allowed, f"{path}:{line}: {part} must not import {module}"
+        elif library in ONLY_IN:
+            assert part in ONLY_IN[library], f"{path}:{line}: only {', '.join(sorted(ONLY_IN[library]))} may import {library}"
+
+
+@pytest.mark.parametrize("folder", ["pooled_mlx", "scripts", "benchmarks", "tests"])
+def test_no_file_is_too_long(folder: str):
+    longest = LONGEST_TEST if folder == "tests" else LONGEST_FILE
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / folder).rglob("*.py")}
+    assert {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > longest} == {}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names(path: Path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            assert not node.name.endswith(FORBIDDEN_NAMES), f"{path}:{node.lineno}: class {node.name}"
+
+
+def loaded_after(code: str) -> set[str]:
+    """Names of the libraries in memory after running `code` in a fresh interpreter."""
+    script = f"{code}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+def test_the_package_loads_no_mlx_and_no_web_framework():
+    assert not {"mlx", "mlx_lm", "quart", "hypercorn", "transformers", "pydantic", "numpy"} & loaded_after("import pooled_mlx")
+
+
+def test_wire_formats_load_no_mlx():
+    code = "import pooled_mlx.api.chat_completions, pooled_mlx.api.responses, pooled_mlx.api.messages, pooled_mlx.store"
+    assert not {"mlx", "mlx_lm", "quart", "hypercorn", "transformers"} & loaded_after(code)
+
+
+def test_the_pure_part_of_the_engine_loads_no_mlx():
+    code = "; ".join(f"import pooled_mlx.engine.{name}" for name in WITHOUT_MLX)
+    assert not {"mlx", "mlx_lm", "quart", "hypercorn"} & loaded_after(code)
+
+
+def test_the_server_loads_no_mlx():
+    assert not {"mlx", "mlx_lm", "transformers"} & loaded_after("import pooled_mlx.server.app, pooled_mlx.server.serve")
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['pooled-mlx', '--help']\nfrom pooled_mlx.cli import main\n"
+        "import contextlib, io\nwith contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): main()"
+    )
+    heavy = {
+        "mlx",
+        "mlx_lm",
+        "quart",
+        "hypercorn",
+        "transformers",
+        "pydantic",
+        "numpy",
+        "rich",
+        "huggingface_hub",
+        "psutil",
+        "asyncio",
+    }
+    assert not heavy & loaded_after(code)
