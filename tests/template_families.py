@@ -51,13 +51,13 @@ MISTRAL_SPECIAL += ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
 # No system turn of its own, strict alternation, no generation prompt, ids of nine characters.
 MISTRAL = r"""{%- set system = messages[0].content if messages[0].role == 'system' else '' %}
 {%- set rest = messages[1:] if system else messages %}
-{%- set state = namespace(user=true) %}
-{%- for m in rest %}{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}
+{%- set state = namespace(user=true, last=0) %}
+{%- for m in rest %}{%- if m.role == 'user' %}{%- set state.last = loop.index0 %}{%- endif %}{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}
 {%- if (m.role == 'user') != state.user %}{{- raise_exception('Roles must alternate.') }}{%- endif %}
 {%- set state.user = not state.user %}{%- endif %}{%- endfor %}
 {{- '<s>' }}{%- for m in rest %}
 {%- if m.role == 'user' %}
-{%- if tools and loop.last %}{{- '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+{%- if tools and loop.index0 == state.last %}{{- '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{%- endif %}
 {{- '[INST]' + (system + '\n\n' if system and loop.first else '') + m.content + '[/INST]' }}
 {%- elif m.tool_calls %}{{- '[TOOL_CALLS][' }}{%- for call in m.tool_calls %}
 {%- if call.id | length != 9 %}{{- raise_exception('Ids must have nine characters.') }}{%- endif %}

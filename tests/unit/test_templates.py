@@ -37,7 +37,7 @@ SOURCES = {
     "replay": replay_template(),
     "harmony": families.HARMONY,
     "generation tag": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-    "loop controls": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m | tojson(indent=2) }}\n{% endfor %}"
+    "loops": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m | tojson(indent=1) }}{% endfor %}"
     "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% endfor %}",
     "own dict": "{{ dict(a=1, b='é') | tojson }}{{ dict.fromkeys('ab', 1) | tojson }}{% set n = namespace(x=1) %}{{ n.x }}",
     "formats": "{{ '%s and %d' % ('a', 3) }}{{ 7 % 4 }}{{ 2 ** 10 }}{{ 'ab' * 3 }}{{ '%.2f' | format(1.5) }}",
