@@ -85,8 +85,6 @@ class Metrics:
         self._requests: dict[tuple[str, str], int] = {}
         self._tokens: dict[str, int] = dict.fromkeys(TOKEN_KINDS, 0)
         self._errors: dict[str, int] = {}
-        self._lookups: dict[str, int] = {"hit": 0, "miss": 0}
-        self._evictions = 0
         self._grammar_rejections = 0
         self._first_token = Distribution(FIRST_TOKEN_BOUNDS)
         self._inter_token = Distribution(INTER_TOKEN_BOUNDS)
@@ -108,7 +106,7 @@ class Metrics:
                 self._tokens[kind] += count
 
     def usage(self, usage: Usage) -> None:
-        """Add the token counts of one finished request, and its pool lookup: a hit reused at least one token."""
+        """Add the token counts of one finished request."""
         self.tokens(
             prompt=usage.prompt_tokens,
             cached=usage.cached_tokens,
@@ -116,8 +114,6 @@ class Metrics:
             completion=usage.completion_tokens,
             reasoning=usage.reasoning_tokens,
         )
-        with self._lock:
-            self._lookups["hit" if usage.cached_tokens else "miss"] += 1
 
     def error(self, kind: ErrorKind | str) -> None:
         """One request was refused or failed."""
@@ -146,11 +142,6 @@ class Metrics:
         with self._lock:
             self._queue.add(seconds)
 
-    def evicted(self, count: int = 1) -> None:
-        """Segments left the pool to make room."""
-        with self._lock:
-            self._evictions += count
-
     def grammar_rejected(self, count: int = 1) -> None:
         """Schemas or grammars were refused, or left out for one tool."""
         with self._lock:
@@ -166,8 +157,7 @@ class Metrics:
 
         with self._lock:
             requests, errors = dict(self._requests), dict(self._errors)
-            tokens, lookups = dict(self._tokens), dict(self._lookups)
-            single = (self._evictions, self._grammar_rejections)
+            tokens, rejections = dict(self._tokens), self._grammar_rejections
             timings = [
                 (histogram.cumulative(), histogram.sum)
                 for histogram in (self._first_token, self._inter_token, self._queue, self._seconds)
@@ -187,22 +177,13 @@ class Metrics:
         for kind, count in sorted(errors.items()):
             family.add_metric([kind], count)
         yield family
-        family = CounterMetricFamily(
-            "pooled_pool_lookups", "Finished requests that reused (hit) or could not reuse (miss) the pool.", labels=["result"]
+        yield CounterMetricFamily(
+            "pooled_grammar_rejections", "Schemas and grammars refused, or left out for one tool.", value=rejections
         )
-        for result, count in lookups.items():
-            family.add_metric([result], count)
-        yield family
-        for (name, text), count in zip(_SINGLE_COUNTERS, single, strict=True):
-            yield CounterMetricFamily(name, text, value=count)
         for (name, text), (buckets, total) in zip(_HISTOGRAMS, timings, strict=True):
             yield HistogramMetricFamily(name, text, buckets=buckets, sum_value=total)
 
 
-_SINGLE_COUNTERS = (
-    ("pooled_pool_evictions", "Segments that left the pool to make room."),
-    ("pooled_grammar_rejections", "Schemas and grammars refused, or left out for one tool."),
-)
 _HISTOGRAMS = (
     ("pooled_time_to_first_token_seconds", "From the arrival of a request to its first token."),
     ("pooled_inter_token_latency_seconds", "Between two pieces of one answer."),
@@ -335,12 +316,39 @@ def _health_families(health: Mapping[str, Any]) -> list[Any]:
     return families
 
 
+_POOL_COUNTERS = (
+    ("pooled_pool_lookups", "result", {"hits": "hit", "misses": "miss"}, "Requests that reused the pool, and that could not."),
+    ("pooled_pool_inserted_segments", None, {"inserted": ""}, "Segments that were put into the pool."),
+)
+_POOL_REASONS = (
+    ("pooled_pool_evictions", "tier", "evicted: ", "Segments that left the pool to make room."),
+    ("pooled_pool_dropped_segments", "reason", "dropped: ", "Segments that left the pool for another reason."),
+    ("pooled_pool_refused_segments", "reason", "refused: ", "Segments that were not taken into the pool."),
+)
+
+
 def _pool_families(pool: Mapping[str, Any]) -> list[Any]:
-    families = _gauge("pooled_pool_segments", "Segments in the KV pool.", _count(pool.get("segments")))
-    return families + _gauge("pooled_pool_conversations", "Conversations in the KV pool.", _count(pool.get("conversations")))
+    from prometheus_client.core import CounterMetricFamily
 
-
-def _count(value: Any) -> int | float | None:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return len(value)
-    return value if isinstance(value, int | float) else None
+    families: list[Any] = []
+    counts, counters = pool.get("counts"), pool.get("counters")
+    if isinstance(counts, Mapping):
+        for name, text in (
+            ("segments", "Segments in the KV pool."),
+            ("conversations", "Conversations in the KV pool."),
+            ("tokens", "Tokens in the KV pool."),
+        ):
+            families += _gauge(f"pooled_pool_{name}", text, counts.get(name))
+    if isinstance(counters, Mapping):
+        for name, label, keys, text in _POOL_COUNTERS:
+            family = CounterMetricFamily(name, text, labels=[label] if label else [])
+            for key, value in keys.items():
+                family.add_metric([value] if label else [], counters.get(key, 0))
+            families.append(family)
+        for name, label, prefix, text in _POOL_REASONS:
+            family = CounterMetricFamily(name, text, labels=[label])
+            for key, count in sorted(counters.items()):
+                if key.startswith(prefix):
+                    family.add_metric([key.removeprefix(prefix)], count)
+            families.append(family)
+    return families

@@ -238,3 +238,94 @@ def health_body(**changes: Any) -> dict[str, Any]:
     }
     body.update(changes)
     return body
+
+
+def pool_body() -> dict[str, Any]:
+    """A `/pool` body: two clients; one has two conversations and a side request above one beginning."""
+    mib = 1024**2
+
+    def segment(name: str, parent: str | None, start: int, end: int, client: str, idle: float, **more: Any) -> dict[str, Any]:
+        facts = {
+            "id": name,
+            "parent": parent,
+            "start": start,
+            "end": end,
+            "bytes": (end - start) * 48 * 1024,
+            "state_bytes": 30 * mib,
+            "resumable": True,
+            "kind": "prompt",
+            "boundary": "turn",
+            "client": client,
+            "hits": 0,
+            "in_use": 0,
+            "age_seconds": idle + 600,
+            "idle_seconds": idle,
+        }
+        return {**facts, **more}
+
+    segments = [
+        segment("a1", None, 0, 16384, "claude-cli", 3.0, boundary="system", hits=41),
+        segment("a2", "a1", 16384, 20480, "claude-cli", 3.0, boundary="user", hits=37),
+        segment("a3", "a2", 20480, 21034, "claude-cli", 3.0, kind="answer", in_use=1, hits=2),
+        segment("b1", "a1", 16384, 18020, "claude-cli", 1260.0, hits=12),
+        segment("b2", "b1", 18020, 18540, "claude-cli", 1260.0, resumable=False, state_bytes=0),
+        segment("c1", "a1", 16384, 16500, "claude-cli", 4000.0, kind="side"),
+        segment("d1", None, 0, 9841, "codex", 45.0, boundary="user", hits=3),
+        segment("d2", "d1", 9841, 10642, "codex", 45.0, kind="answer", hits=1),
+    ]
+
+    def conversation(name: str, client: str, path: str, *, side: bool = False) -> dict[str, Any]:
+        rows = [row for wanted in path.split() for row in segments if row["id"] == wanted]
+        return {
+            "id": name,
+            "client": client,
+            "side": side,
+            "tokens": rows[-1]["end"],
+            "shared_tokens": rows[0]["end"] if len(rows) > 1 else 0,
+            "bytes": sum(row["bytes"] for row in rows),
+            "own_bytes": rows[-1]["bytes"],
+            "states": len(rows),
+            "hits": rows[-1]["hits"],
+            "in_use": rows[-1]["in_use"],
+            "age_seconds": rows[-1]["age_seconds"],
+            "idle_seconds": rows[-1]["idle_seconds"],
+            "segments": [row["id"] for row in rows],
+        }
+
+    used = sum(row["bytes"] for row in segments)
+    return {
+        "budget_bytes": 16 * GIB,
+        "used_bytes": used,
+        "segment_bytes": used,
+        "reserved_bytes": 0,
+        "divisible": False,
+        "cut_rule": {"step": 2048, "spacing": 4096, "minimum": 64},
+        "counts": {"segments": len(segments), "states": 7, "conversations": 4, "tokens": 34_000},
+        "counters": {"hits": 90, "misses": 4, "inserted": 118, "evicted: dead tail": 3},
+        "pins": [{"client": "claude-cli", "segment": "a1", "tokens": 16384}],
+        "exact_ids": {"answers": 12, "bytes": 90_000, "budget_bytes": 8 * mib},
+        "conversations": [
+            conversation("a3", "claude-cli", "a1 a2 a3"),
+            conversation("d2", "codex", "d1 d2"),
+            conversation("b2", "claude-cli", "a1 b1 b2"),
+            conversation("c1", "claude-cli", "a1 c1", side=True),
+        ],
+        "segments": segments,
+        "left_out": {"conversations": 0, "segments": 0},
+        "reasons": [
+            {
+                "request": "req_2",
+                "client": "claude-cli",
+                "kind": "extends",
+                "cached_tokens": 19968,
+                "prompt_tokens": 20512,
+                "position": None,
+                "turn": None,
+                "before": None,
+                "now": None,
+                "note": "all but the last turn was in the pool",
+                "age_seconds": 20.0,
+            }
+        ],
+        "snapshot_age_seconds": 0.2,
+    }

@@ -171,7 +171,7 @@ class Tab:
                 return self.run(script)
             except (AssertionError, RuntimeError) as error:
                 # A navigation that was under way throws the script away with the old document.
-                if attempt == 2 or "navigated" not in str(error) and "destroyed" not in str(error):
+                if attempt == 2 or ("navigated" not in str(error) and "destroyed" not in str(error)):
                     raise AssertionError(str(error)) from None
         raise AssertionError(condition)
 

@@ -18,15 +18,15 @@ WAIT_SECONDS = 60
 class StubServer:
     """Facts and scripted answers.
 
-    `chat` is what the next chat request streams: strings go out as they are, an Event is waited for. `gone` is set when a
-    client closed its connection before the end.
+    `chat` is what the next chat request streams: text and bytes go out as they are, an Event is waited for with keep-alive
+    comments. `gone` is set when a client closed its connection before the end.
     """
 
     def __init__(self) -> None:
         self.health: dict[str, Any] = health_body()
         self.pool: dict[str, Any] = {}
         self.token: str | None = None
-        self.chat: list[str | threading.Event] = []
+        self.chat: list[str | bytes | threading.Event] = []
         self.chat_status = 200
         self.chat_error: dict[str, Any] = {}
         self.asked: list[dict[str, Any]] = []
@@ -111,11 +111,11 @@ def serve(stub: StubServer) -> Iterator[StubServer]:
             self.close_connection = True
             try:
                 for part in stub.chat:
-                    if isinstance(part, str):
-                        self.wfile.write(part.encode())
-                        self.wfile.flush()
-                    else:
+                    if isinstance(part, threading.Event):
                         self.wait(part)
+                    else:
+                        self.wfile.write(part.encode() if isinstance(part, str) else part)
+                        self.wfile.flush()
             except (BrokenPipeError, ConnectionResetError):
                 stub.gone.set()
 

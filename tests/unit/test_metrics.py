@@ -71,8 +71,6 @@ def test_a_request_is_counted_from_its_events_alone() -> None:
     assert value(text, "pooled_inter_token_latency_seconds_bucket", le="0.02") == 0
     assert value(text, "pooled_inter_token_latency_seconds_bucket", le="0.03") == 3
     assert value(text, "pooled_request_duration_seconds_sum") == pytest.approx(4.125)
-    assert value(text, "pooled_pool_lookups_total", result="hit") == 1
-    assert value(text, "pooled_pool_lookups_total", result="miss") == 0
 
 
 def test_a_failed_request_is_an_error_by_kind_and_has_no_queue_wait() -> None:
@@ -120,7 +118,6 @@ def test_threads_do_not_lose_counts() -> None:
         for _ in range(500):
             metrics.tokens(completion=1)
             metrics.inter_token(0.01)
-            metrics.evicted()
             metrics.grammar_rejected(2)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -131,7 +128,6 @@ def test_threads_do_not_lose_counts() -> None:
     text = render_metrics({}, None, metrics)
     assert value(text, "pooled_tokens_total", kind="completion") == 2000
     assert value(text, "pooled_inter_token_latency_seconds_count") == 2000
-    assert value(text, "pooled_pool_evictions_total") == 2000
     assert value(text, "pooled_grammar_rejections_total") == 4000
 
 
@@ -153,7 +149,7 @@ def test_gauges_come_from_health_and_pool() -> None:
         "ctx": 32768,
         "memory": {"pool_bytes": 10, "pool_budget_bytes": 100, "weights_bytes": 7, "process_bytes": None},
     }
-    text = render_metrics(health, {"segments": 12, "conversations": [{}, {}]})
+    text = render_metrics(health, {"counts": {"segments": 12, "conversations": 2, "tokens": None}})
     assert value(text, "pooled_ready") == 1
     assert value(text, "pooled_requests_running") == 2
     assert value(text, "pooled_requests_queued") == 1
@@ -164,6 +160,17 @@ def test_gauges_come_from_health_and_pool() -> None:
     assert value(text, "pooled_pool_segments") == 12
     assert value(text, "pooled_pool_conversations") == 2
     assert value(text, "pooled_server_info", version="1.2.3", model="pooled/x", quantization="4bit") == 1
+
+
+def test_the_pool_s_own_counters_are_shown() -> None:
+    counters = {"hits": 5, "inserted": 9, "evicted: dead tail": 2, "evicted: pinned": 1, "dropped: poisoned": 4, "known": 3}
+    text = render_metrics({}, {"counters": counters})
+    assert value(text, "pooled_pool_lookups_total", result="hit") == 5
+    assert value(text, "pooled_pool_lookups_total", result="miss") == 0
+    assert value(text, "pooled_pool_inserted_segments_total") == 9
+    assert value(text, "pooled_pool_evictions_total", tier="dead tail") == 2
+    assert value(text, "pooled_pool_evictions_total", tier="pinned") == 1
+    assert value(text, "pooled_pool_dropped_segments_total", reason="poisoned") == 4
 
 
 def test_absent_facts_are_left_out_not_shown_as_zero() -> None:
@@ -180,7 +187,9 @@ def test_label_values_are_escaped() -> None:
 def test_names_follow_the_conventions() -> None:
     metrics = Metrics()
     metrics.error("x")
-    text = render_metrics({"running": 1, "memory": {"pool_bytes": 1}}, {"segments": 3}, metrics)
+    text = render_metrics(
+        {"running": 1, "memory": {"pool_bytes": 1}}, {"counts": {"segments": 3}, "counters": {"evicted: oldest": 1}}, metrics
+    )
     families = list(text_string_to_metric_families(text))
     assert len(families) > 10
     for family, sample in itertools.chain.from_iterable(((f, s) for s in f.samples) for f in families):
