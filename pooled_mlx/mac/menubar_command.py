@@ -30,16 +30,19 @@ A server that crashes is started again, with growing pauses. Quitting the menu b
 """
 
 AGENTS = (
-    ("claude-code", "Claude Code"),
+    ("claude", "Claude Code"),
     ("codex", "Codex"),
     ("opencode", "opencode"),
-    ("qwen-code", "Qwen Code"),
+    ("qwen", "Qwen Code"),
     ("cline", "Cline"),
     ("continue", "Continue"),
-    ("pi", "pi"),
     ("aider", "aider"),
+    ("pi", "pi"),
     ("open-webui", "Open WebUI"),
+    ("litellm", "LiteLLM"),
+    ("curl", "curl"),
 )
+"""What `pooled-mlx connect` knows, and how the menu calls it."""
 
 
 def add(subparsers: Any) -> None:
@@ -110,13 +113,19 @@ def make_model(args: argparse.Namespace, where: Places, leave: Callable[[], None
             launch=lambda card: launch_server(program, where, options, card),
             service=service,
             desktop=MacDesktop(where, program, leave, arguments=options),
-            commands=OwnCommands(program, given_options(args, ("host", "port"))),
+            commands=OwnCommands(program, connect_options(args, where, server.base_url)),
             version=__version__,
             agents=AGENTS,
             terminate=lambda pid: os.kill(pid, signal.SIGTERM),
             read_token=lambda: _token(args, where),
         )
     )
+
+
+def connect_options(args: argparse.Namespace, where: Places, base_url: str) -> list[str]:
+    """The flags with which `pooled-mlx connect` finds this server and its token."""
+    token_file = getattr(args, "token_file", None) or (where.token_file if where.token_file.exists() else None)
+    return ["--url", base_url, *(["--token-file", str(token_file)] if token_file else [])]
 
 
 def _token(args: argparse.Namespace, where: Places) -> str | None:

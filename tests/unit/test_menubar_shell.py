@@ -283,6 +283,22 @@ def test_the_menu_as_text_on_any_system(home: Path, free_port: int) -> None:
     assert f"http://127.0.0.1:{free_port}/v1" in written[0]
 
 
+def test_the_agents_are_those_of_connect(home: Path) -> None:
+    from pooled_mlx.connect.registry import AGENTS, profile_of
+    from pooled_mlx.connect.target import Target
+
+    target = Target("http://127.0.0.1:8080", "pooled/x", 8192)
+    assert [name for name, _ in menubar_command.AGENTS] == list(AGENTS)
+    where = mac_places(home)
+    assert menubar_command.connect_options(parse(), where, target.base_url) == ["--url", target.base_url]
+    where.token_file.parent.mkdir(parents=True, exist_ok=True)
+    where.token_file.write_text("x")
+    wanted = ["--url", target.base_url, "--token-file", str(where.token_file)]
+    assert menubar_command.connect_options(parse(), where, target.base_url) == wanted
+    assert menubar_command.connect_options(parse("--token-file", "/t"), where, target.base_url)[-1] == "/t"
+    assert profile_of("codex", target).text
+
+
 def test_elsewhere_and_without_rumps_it_says_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert menubar_command.run(parse(), platform="linux", where=mac_places(home)) == 1
     assert "needs macOS" in capsys.readouterr().err
@@ -346,7 +362,7 @@ def free_port() -> int:
 
 def test_importing_the_menu_bar_loads_neither_mlx_nor_a_web_framework() -> None:
     code = (
-        "import sys, pooled_mlx.mac.menubar_command, pooled_mlx.mac.service_command, pooled_mlx.status_command\n"
+        "import sys, pooled_mlx.mac.menubar_command, pooled_mlx.mac.service_command, pooled_mlx.mac.status_command\n"
         "print([name for name in ('mlx', 'mlx_lm', 'quart', 'hypercorn', 'pydantic', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run(

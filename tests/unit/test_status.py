@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pooled_mlx import __version__, status_command
+from pooled_mlx import __version__
+from pooled_mlx.mac import status_command
 from pooled_mlx.mac.local_server import LocalServer, Reply
 from pooled_mlx.mac.runs import note_exit, unattended
 from tests.mac_fakes import GIB, FakeClock, health_body, mac_places, pool_body

@@ -16,7 +16,7 @@ from pooled_mlx.mac.facts import Running, Served, ServerFacts
 from pooled_mlx.mac.words import bytes_text, count_text, percent_text, plural, seconds_text
 
 if TYPE_CHECKING:
-    from pooled_mlx.status_command import Look
+    from pooled_mlx.mac.status_command import Look
 
 SHOWN_RECENT = 6
 SHOWN_CONVERSATIONS = 8

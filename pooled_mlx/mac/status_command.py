@@ -106,7 +106,7 @@ def run(
         return _json(seen, server, where, sleep, watch=args.watch)
     from rich.console import Console
 
-    from pooled_mlx.status_view import render
+    from pooled_mlx.mac.status_view import render
 
     console = console or Console()
     if not args.watch:
