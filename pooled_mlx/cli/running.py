@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pooled_mlx.api.chat_completions import EDGE as CHAT_COMPLETIONS
@@ -30,7 +30,7 @@ from pooled_mlx.server.app import create_app
 from pooled_mlx.server.hooks import Hooks
 from pooled_mlx.server.serve import StopSignal, port_of, serve
 from pooled_mlx.server.settings import ServerSettings
-from pooled_mlx.store import Progress, StoreError, ensure_model
+from pooled_mlx.store import Progress, Ready, StoreError, ensure_model
 from pooled_mlx.store.paths import cache_folder
 from pooled_mlx.store.progress import TerminalBar
 
@@ -72,9 +72,11 @@ class Server:
         app = create_app(self._starting, **self._routes(), settings=self._server_settings, hooks=self._hooks())
         # A daemon, so that a second Ctrl-C need not wait for a silent network. The engine has its own, joined thread.
         loader = threading.Thread(target=self._get_ready, args=(stop, port), name="pooled-start", daemon=True)
+        served = asyncio.create_task(serve(app, sockets, stop=stop, handle_signals=True))
+        await asyncio.sleep(0)  # from here on Ctrl-C is the server's, so the start may begin
         loader.start()
         try:
-            code = await serve(app, sockets, stop=stop, handle_signals=True)
+            code = await served
         finally:
             self._stopping.set()
             await asyncio.to_thread(self._go_down, loader)
@@ -102,10 +104,14 @@ class Server:
             self._fail(Refused(f"the model {self._card.id} cannot be loaded: {error}"), stop)
 
     def _open(self, stop: StopSignal, port: int) -> None:
-        from pooled_mlx.engine.mlx_backend import BLAS
-
-        if sys.platform == "linux" and BLAS is None:
-            _log.info("OpenBLAS is not installed: for a 30 times faster CPU backend apt-get install libopenblas0-pthread")
+        settings = self._settings
+        with TerminalBar() as bar:
+            ready = ensure_model(
+                self._card if self._script is None else load_user_catalog().cards[EMBEDDED_CARD],
+                convert=convert,
+                report=lambda progress: self._report(progress, bar),
+                check_fit=check_fit(self._facts, settings.memory_limit),
+            )
         died = threading.Event()
 
         def on_dead(reason: str) -> None:
@@ -113,21 +119,23 @@ class Server:
                 died.set()
                 self._died(reason, stop)
 
-        self._room = self._make_room(on_dead)
+        self._room = self._make_room(ready, on_dead)
         self._starting.become(self._room)
         if self._stopping.is_set():
             raise _Stopped
         if not self._room.wait_ready():
             return
         self._was_ready = True
-        settings = self._settings
         _log.info("serving %s on port %s", self._starting.model.public_id, port)
         if not (settings.quiet or settings.json_log or settings.service):
             print(banner(self._server_settings, port, self._room), flush=True)
 
-    def _make_room(self, on_dead: Any) -> Any:
+    def _make_room(self, ready: Ready, on_dead: Callable[[str], None]) -> Any:
+        from pooled_mlx.engine.mlx_backend import BLAS
         from pooled_mlx.engine.room import RoomSettings, open_room
 
+        if sys.platform == "linux" and BLAS is None:
+            _log.info("OpenBLAS is not installed: for a 30 times faster CPU backend apt-get install libopenblas0-pthread")
         settings = self._settings
         room_settings = RoomSettings(
             context_tokens=settings.context,
@@ -140,19 +148,11 @@ class Server:
             seed=settings.seed,
             steps_file=cache_folder() / "steps.json",
         )
-        with TerminalBar() as bar:
-            ready = ensure_model(
-                self._card if self._script is None else load_user_catalog().cards[EMBEDDED_CARD],
-                convert=convert,
-                report=lambda progress: self._report(progress, bar),
-                check_fit=check_fit(self._facts, settings.memory_limit),
-            )
-        if self._script is not None:
-            from pooled_mlx.engine.replay import open_replay_room
+        if self._script is None:
+            return open_room(ready.card, ready.folder, room_settings, on_dead=on_dead)
+        from pooled_mlx.engine.replay import open_replay_room
 
-            folder = cache_folder() / "replay"
-            return open_replay_room(self._script, ready.folder, folder, room_settings, on_dead=on_dead)
-        return open_room(ready.card, ready.folder, room_settings, on_dead=on_dead)
+        return open_replay_room(self._script, ready.folder, cache_folder() / "replay", room_settings, on_dead=on_dead)
 
     def _report(self, progress: Progress, bar: TerminalBar) -> None:
         if self._stopping.is_set():
