@@ -122,7 +122,10 @@ class _Front:
         finally:
             self._context.links.discard(link)
             for cleanup in reversed(state.cleanups):
-                cleanup()
+                try:
+                    cleanup()
+                except Exception:
+                    logger.exception("request %s: its end could not be noted", state.id)
 
     async def _websocket(self, scope: Any, send: Any, state: RequestState, refusal: ApiError) -> None:
         if "websocket.http.response" not in scope.get("extensions", {}):

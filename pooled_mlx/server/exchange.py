@@ -27,14 +27,13 @@ class Exchange:
         generation: Generation,
         settings: ServerSettings,
         record: RequestRecord,
-        watch: Watch | None,
         on_close: Callable[[Exchange], None],
     ) -> None:
         self.record = record
+        self.watch: Watch | None = None
         self.waiting: Queued | Prefill | None = None
         self._feed = Feed(generation)
         self._settings = settings
-        self._watch = watch
         self._on_close = on_close
         self._clock = asyncio.get_running_loop().time
         self._last_progress = self._clock()
@@ -57,8 +56,8 @@ class Exchange:
             self._queued = isinstance(event, Queued)
             self.waiting = event if isinstance(event, Queued | Prefill) else None
             self.record.event(event)
-            if self._watch is not None:
-                self._watch.event(event)
+            if self.watch is not None:
+                self.watch.event(event)
         if events:
             self._last_progress = now
         return events
@@ -73,8 +72,8 @@ class Exchange:
             return
         self._closed = True
         self._feed.close()
-        if self._watch is not None:
-            self._watch.cancelled()
+        if self.watch is not None:
+            self.watch.cancelled()
         self._on_close(self)
 
 

@@ -67,10 +67,11 @@ class GenerateHandler:
                 context.hooks.refused(error.kind)
             raise
         record.stream = parsed.stream
-        watch = context.hooks.watch(self._api) if context.hooks.watch is not None else None
-        exchange = Exchange(generation, context.settings, record, watch, context.exchanges.discard)
+        exchange = Exchange(generation, context.settings, record, context.exchanges.discard)
         context.exchanges.add(exchange)
         state.cleanups.append(exchange.close)
+        if context.hooks.watch is not None:
+            exchange.watch = context.hooks.watch(self._api)
         header = Header(context.engine.model.public_id, int(time.time()), prepared.prompt_tokens)
         if parsed.stream:
             return self._stream(exchange, parsed, prepared, header)

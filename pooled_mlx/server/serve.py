@@ -88,7 +88,7 @@ async def serve(
     config.bind = [f"fd://{sock.detach()}" for sock in sockets]
     config.backlog = _BACKLOG
     config.accesslog = None
-    config.errorlog = logging.getLogger("pooled.http")
+    config.errorlog = _http_logger()
     config.include_server_header = False
     config.keep_alive_timeout = _CONNECTION_IDLE_SECONDS
     config.graceful_timeout = settings.stop_grace_seconds + 5
@@ -115,6 +115,13 @@ async def serve(
         for task in (server, requested, forced):
             task.cancel()
         await asyncio.gather(server, requested, forced, return_exceptions=True)
+
+
+def _http_logger() -> logging.Logger:
+    """Hypercorn's log without its greeting, which would name the wrong addresses to use."""
+    http = logging.getLogger("pooled.http")
+    http.setLevel(logging.WARNING)
+    return http
 
 
 def port_of(sockets: Sequence[socket.socket]) -> int:

@@ -14,8 +14,12 @@ from openai import AsyncOpenAI
 
 from pooled_mlx.core.errors import ApiError, ErrorKind, engine_failed, not_ready, queue_full
 from pooled_mlx.core.events import Failed, Finished, Prefill, Queued, Reasoning, Text, Usage
+from pooled_mlx.core.ports import Prepared
 from pooled_mlx.core.request import Request
+from pooled_mlx.server.context import ServerContext
+from pooled_mlx.server.hooks import Hooks
 from tests.api.live import CHAT, Live, chat_body, connect, frames, post, running
+from tests.fakes import FakeGeneration
 
 JSON = {"content-type": "application/json"}
 
@@ -262,3 +266,38 @@ async def test_an_event_that_cannot_be_rendered_ends_the_stream_with_an_error(li
     response = await live.chat(stream=True)
     assert check_error(json.loads(frames(response.text)[-1].removeprefix("data: ")))["type"] == "server_error"
     assert "could not be rendered" in caplog.text
+
+
+async def test_two_hundred_at_once() -> None:
+    """The bounded queue answers what it cannot take; nobody gets a 500."""
+    async with running() as live:
+        live.engine.hold()
+        submit = live.engine.submit
+
+        def bounded(prepared: Prepared) -> FakeGeneration:
+            if len(live.engine.generations) >= 12:
+                raise queue_full(8)
+            return submit(prepared)
+
+        live.engine.submit = bounded  # type: ignore[method-assign]
+        requests = [asyncio.create_task(live.chat(stream=number % 2 == 0)) for number in range(200)]
+        for _ in range(12):
+            generation = await live.engine.next_generation()
+            generation.finish()
+        statuses = [(await request).status_code for request in requests]
+        assert sorted(set(statuses)) == [200, 429]
+        assert statuses.count(200) == 12
+
+
+async def test_a_hook_that_fails_does_not_leave_a_request_running(live: Live, caplog: Any) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("hook")
+
+    context: ServerContext = live.app.extensions["pooled"]
+    context.hooks = Hooks(watch=fail, finished=fail)  # type: ignore[arg-type]
+    assert (await live.chat()).status_code == 500
+    while context.links:
+        await asyncio.sleep(0)
+    assert not context.exchanges
+    assert live.engine.generations[0].cancelled.is_set()
+    assert "could not be noted" in caplog.text

@@ -153,3 +153,30 @@ async def test_the_engine_is_not_drained_for_a_slow_reader() -> None:
                     await asyncio.sleep(0)
             assert generation.taken < 5000
         await asyncio.wait_for(generation.cancelled.wait(), 10)
+
+
+async def test_no_framework_limit_ends_a_long_answer() -> None:
+    """Not Quart's limit on bodies, nor the one on the time a request body may take."""
+    async with running(body_timeout_seconds=0.02, keep_alive_seconds=0.02) as live:
+        assert live.app.config["RESPONSE_TIMEOUT"] is None
+        live.engine.hold()
+        async with live.http.stream("POST", CHAT, json=STREAM) as response:
+            frames = Frames(response.aiter_lines())
+            await frames.next()
+            generation = await live.engine.next_generation()
+            for _ in range(8):
+                await frames.next()
+            generation.emit(Text("at last"))
+            generation.finish()
+            assert any("at last" in frame for frame in await frames.until("data: [DONE]"))
+
+
+async def test_requests_in_a_row_on_one_connection() -> None:
+    """Also when they arrive together, or with the stray line end that old clients send after a body."""
+    async with running() as live:
+        body = post(live.port, chat_body())
+        async with connect(live.port, body + body + b"\r\n" + body) as raw:
+            for _ in range(3):
+                status, _, answer = await raw.response()
+                assert status == 200
+                assert json.loads(answer)["choices"][0]["message"]["content"] == "Hello there."
