@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pooled_mlx.grammar.errors import Unenforced
+from pooled_mlx.grammar.errors import SchemaError, Unenforced
 from pooled_mlx.grammar.schema import Lowered, lower
 
 SELF = "\x00self\x00"
@@ -96,3 +96,5 @@ def dumps(value: Any) -> str:
     """Compact JSON in the order given, non-ASCII kept."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
+
+__all__ = ["SELF", "LarkBuilder", "SchemaError", "dumps"]

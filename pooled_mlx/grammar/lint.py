@@ -29,8 +29,8 @@ _LISTS = {
 }
 
 
-def check(schema: Any, where: str) -> None:
-    """Raise `SchemaError` when a schema as sent is over a cap; the message holds the value and the limit.
+def check(schema: Any, where: str) -> int:
+    """The number of nodes of a schema as sent. Raises `SchemaError` over a cap; the message holds the value and the limit.
 
     Nodes are sub-schemas and the values of enum. The walk is a loop: depth costs no stack.
     """
@@ -53,6 +53,7 @@ def check(schema: Any, where: str) -> None:
                 if key == "enum":
                     nodes += len(value)
         stack.extend((child, pointer + step, depth + 1) for step, child in children(part))
+    return nodes
 
 
 def coefficient(multiple: float) -> int:

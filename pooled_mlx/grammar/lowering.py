@@ -42,12 +42,16 @@ class Place:
 
 @dataclass(slots=True)
 class Check:
-    """A part of the result that the grammar engine may still refuse; `drop` takes it out."""
+    """A part of the result that the grammar engine may still refuse; `drop` takes it out.
+
+    `rank` sorts inner parts before outer ones, so that a refusal is named where it arises.
+    """
 
     node: dict[str, Any]
     pointer: str
     keyword: str
     drop: Callable[[], None]
+    rank: tuple[bool, int]
 
 
 class Lowering:
@@ -74,6 +78,7 @@ class Lowering:
         self._waiting: deque[tuple[str, Target]] = deque()
         self._holes: dict[int, Callable[[], None]] = {}
         self._relaxed: set[int] = set()
+        self._in_definition = False
 
     def run(self) -> Node:
         """The lowered root. Raises `SchemaError`."""
@@ -81,6 +86,7 @@ class Lowering:
         if isinstance(root, Mapping):
             self._read_dialect(root)
         lowered = self.node(root, Place(self.where, "", 0))
+        self._in_definition = True
         while self._waiting:
             name, target = self._waiting.popleft()
             self.definitions[name] = self.node(target.schema, Place(target.pointer, target.base, 0))
@@ -194,8 +200,10 @@ class Lowering:
         `drop` makes it more lenient where the engine refuses what was computed.
         """
         node = self.keep({})
+        in_definition = self._in_definition
 
         def fill() -> None:
+            self._in_definition = in_definition
             try:
                 found = compute()
             except Inexact as reason:
@@ -233,7 +241,8 @@ class Lowering:
 
     def check(self, node: dict[str, Any], pointer: str, keyword: str, drop: Callable[[], None]) -> None:
         """Have the engine look at `node` once the document is complete."""
-        self.checks.append(Check(node, pointer, keyword, drop))
+        rank = (not self._in_definition, -pointer.count("/"))
+        self.checks.append(Check(node, pointer, keyword, drop, rank))
 
     def _read_dialect(self, root: Mapping[str, Any]) -> None:
         dialect = root.get("$schema")

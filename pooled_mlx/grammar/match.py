@@ -302,12 +302,12 @@ def build(tokenizer: GrammarTokenizer, grammar_text: str) -> CompiledGrammar:
     return CompiledGrammar(grammar_text, matcher, tokenizer, tuple(matcher.get_grammar_warnings()))
 
 
-def check_schema(schema_json: str) -> str:
-    """What the engine says about a JSON schema (compiled over bytes, one mask computed); "" where it takes it."""
+def check_grammar(grammar_text: str) -> str:
+    """What the engine says about a grammar (compiled over bytes, one mask computed), in one line; "" where it takes it."""
     try:
-        build(_bytes(), f"%llguidance {{}}\nstart: %json {schema_json}\n")
+        build(_bytes(), grammar_text)
     except GrammarRefused as refusal:
-        return refusal.reason.rpartition("failed to compile JSON schema: ")[2]
+        return refusal.reason
     return ""
 
 
@@ -332,5 +332,9 @@ def engine_version() -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of an error of llguidance, whose further lines repeat the state and the grammar."""
-    return text.strip().split("\n", 1)[0][:300]
+    """What matters of an error of llguidance, whose further lines repeat the state and the grammar."""
+    line, _, rest = text.strip().partition("\n")
+    line = line.rpartition("failed to compile JSON schema: ")[2]
+    if line.endswith("regex parse error:"):  # the reason stands below the expression, or its context follows
+        line += next((below.removeprefix("error:") for below in rest.split("\n") if below.startswith("error:")), "")
+    return line[:300]

@@ -33,23 +33,27 @@ _PROPERTY = re.compile(r"[pP]\{[A-Za-z_=]+\}")
 
 
 class PatternError(Exception):
-    """A pattern that cannot be used. `broken`: it is no regular expression; otherwise it is one that no grammar can hold."""
+    """A pattern that cannot be used.
 
-    def __init__(self, why: str, *, broken: bool) -> None:
+    `broken`: it is no regular expression. `over_limit`: it is larger than a cap. Otherwise it is one that no grammar can hold.
+    """
+
+    def __init__(self, why: str, *, broken: bool = False, over_limit: bool = False) -> None:
         super().__init__(why)
         self.why = why
         self.broken = broken
+        self.over_limit = over_limit
 
 
 @lru_cache(maxsize=1024)
 def translate(pattern: str) -> str:
     """`pattern` in the engine's dialect, unanchored as before. Raises `PatternError`."""
     if len(pattern) > MAX_PATTERN_LENGTH:
-        raise PatternError(f"the pattern has {len(pattern)} characters (limit {MAX_PATTERN_LENGTH})", broken=False)
+        raise PatternError(f"the pattern has {len(pattern)} characters (limit {MAX_PATTERN_LENGTH})", over_limit=True)
     translated = _Translation(pattern).run()
     if translated.repeats > MAX_REPEAT_PRODUCT:
         raise PatternError(
-            f"the pattern's counted repeats multiply to {translated.repeats} (limit {MAX_REPEAT_PRODUCT})", broken=False
+            f"the pattern's counted repeats multiply to {translated.repeats} (limit {MAX_REPEAT_PRODUCT})", over_limit=True
         )
     return "".join(translated.out)
 
@@ -122,7 +126,7 @@ class _Translation:
         self.at += 1
         rest = self.pattern[self.at : self.at + 3]
         if rest.startswith(("?=", "?!", "?<=", "?<!")):
-            raise PatternError("look-around is not supported", broken=False)
+            raise PatternError("look-around is not supported")
         if named := _NAME.match(self.pattern, self.at):
             self.at = named.end()
             self.out.append("(?:")
@@ -163,9 +167,9 @@ class _Translation:
             self.at = named.end()
             return "\\" + named[0]
         if char in "123456789k" and not inside:
-            raise PatternError("references to groups are not supported", broken=False)
+            raise PatternError("references to groups are not supported")
         if char in "bB" and not inside:
-            raise PatternError("word boundaries are not supported", broken=False)
+            raise PatternError("word boundaries are not supported")
         return code_point(self._code(char, inside))
 
     def _code(self, char: str, inside: bool) -> int:

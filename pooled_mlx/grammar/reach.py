@@ -14,20 +14,12 @@ _CONTAINERS = frozenset({"object", "array"})
 def reachable(root: Node, definitions: Mapping[str, Node]) -> set[str]:
     """The names of the definitions that `root` refers to, directly or not."""
     found: set[str] = set()
-    if not definitions:
-        return found
-    stack: list[Node] = [root]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, bool):
-            continue
-        reference = node.get("$ref")
-        if reference is not None:
-            name = name_of(reference)
-            if name not in found:
-                found.add(name)
-                stack.append(definitions[name])
-        stack.extend(child for _, child in children(node))
+    waiting = list(_mentioned(root)) if definitions else []
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(_mentioned(definitions[name]))
     return found
 
 
@@ -56,12 +48,31 @@ def name_of(reference: str) -> str:
 
 
 def _met(definitions: Mapping[str, Node]) -> set[str]:
+    """The definitions that some finite value may meet: the least fixed point, by a work list."""
+    users: dict[str, list[str]] = {name: [] for name in definitions}
+    for name, node in definitions.items():
+        for used in _mentioned(node):
+            users[used].append(name)
     met: set[str] = set()
-    while True:
-        more = {name for name, node in definitions.items() if name not in met and _meets(node, met)}
-        if not more:
-            return met
-        met |= more
+    waiting = list(definitions)
+    while waiting:
+        name = waiting.pop()
+        if name not in met and _meets(definitions[name], met):
+            met.add(name)
+            waiting.extend(users[name])
+    return met
+
+
+def _mentioned(node: Node) -> set[str]:
+    found: set[str] = set()
+    stack: list[Node] = [node]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, dict):
+            if "$ref" in part:
+                found.add(name_of(part["$ref"]))
+            stack.extend(child for _, child in children(part))
+    return found
 
 
 def _meets(node: Node, met: set[str]) -> bool:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pooled_mlx.grammar import lint, match
+from pooled_mlx.grammar import isolated, lint, match
 from pooled_mlx.grammar.errors import SchemaError, Unenforced
 from pooled_mlx.grammar.lowering import Check, Lowering
 from pooled_mlx.grammar.nodes import Node, never
 from pooled_mlx.grammar.reach import close, reachable
 
-MAX_CHECKS = 400
-_MAX_UNVERIFIED_DEFINITIONS = 100
+_EXAMINE_SECONDS = 4.0
+_MANY_NODES = 500
+_MANY_DEFINITIONS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,37 +41,38 @@ def lower(
 
     Raises `SchemaError`: broken schemas, caps, schemas that no finite value meets.
     """
-    lint.check(schema, where)
+    nodes = lint.check(schema, where)
     lowering = Lowering(schema, strict=strict, where=where, tool=tool)
     root = close(lowering.run(), lowering.definitions, lowering.nodes)
     lint.check_multiples(root, lowering.definitions, where)
-    hostile = (lowering.patterns > 0 and lowering.joined) or len(lowering.definitions) > _MAX_UNVERIFIED_DEFINITIONS
-    if verify or (verify is None and (hostile or not tool)):
-        root = _verified(lowering, root, isolated=hostile)
+    slow = (lowering.patterns > 0 and lowering.joined) or len(lowering.definitions) > _MANY_DEFINITIONS
+    if verify or (verify is None and (slow or not tool)):
+        root = _verified(lowering, root, apart=slow or lowering.joined or nodes > _MANY_NODES)
     if root is False or root == never():
         raise SchemaError(where, "", "no finite value can meet this schema")
     return Lowered(_whole(root, lowering.definitions), tuple(lowering.unenforced))
 
 
-def _verified(lowering: Lowering, root: Node, *, isolated: bool) -> Node:
+def _verified(lowering: Lowering, root: Node, *, apart: bool) -> Node:
     """`root` after the engine has accepted it; what it refuses is named, and dropped unless strict."""
-    problem = _problem(root, lowering, isolated)
+    problem = _problem(root, lowering, apart)
     if not problem:
         return root
-    if len(lowering.checks) > MAX_CHECKS:
-        raise SchemaError(lowering.where, "", f"the schema cannot be compiled: {problem}")
-    for check in lowering.checks:
-        _examine(check, lowering, isolated)
+    until = time.monotonic() + _EXAMINE_SECONDS
+    for check in sorted(lowering.checks, key=lambda check: check.rank):
+        if isolated.is_hopeless(problem) or time.monotonic() > until:
+            raise SchemaError(lowering.where, "", f"the schema cannot be compiled: {problem}")
+        _examine(check, lowering, apart)
     root = close(root, lowering.definitions, lowering.nodes)
-    problem = _problem(root, lowering, isolated)
+    problem = _problem(root, lowering, apart)
     if problem:
         raise SchemaError(lowering.where, "", f"the schema cannot be compiled: {problem}")
     return root
 
 
-def _examine(check: Check, lowering: Lowering, isolated: bool) -> None:
+def _examine(check: Check, lowering: Lowering, apart: bool) -> None:
     named = False
-    while check.node and (problem := _problem(check.node, lowering, isolated)):
+    while check.node and (problem := _problem(check.node, lowering, apart)):
         if match.is_unsatisfiable(problem):
             check.node.clear()
             check.node.update(never())
@@ -84,12 +87,13 @@ def _examine(check: Check, lowering: Lowering, isolated: bool) -> None:
             return
 
 
-def _problem(node: Node, lowering: Lowering, isolated: bool) -> str:
+def _problem(node: Node, lowering: Lowering, apart: bool) -> str:
     """What the engine says about one node; "" where it takes it."""
     if isinstance(node, bool) or not node or node == never():
         return ""
     text = json.dumps(_whole(node, lowering.definitions), ensure_ascii=False)
-    return match.check_schema(text)
+    grammar = f"%llguidance {{}}\nstart: %json {text}\n"
+    return match.first_line(isolated.check(grammar)) if apart else match.check_grammar(grammar)
 
 
 def _whole(root: Node, definitions: Mapping[str, Node]) -> Mapping[str, Any]:

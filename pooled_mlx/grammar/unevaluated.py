@@ -15,7 +15,6 @@ from pooled_mlx.grammar.nodes import Inexact, Node
 if TYPE_CHECKING:
     from pooled_mlx.grammar.lowering import Lowering, Place
 
-_MAX_DEPTH = 16
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
@@ -39,7 +38,7 @@ def unevaluated_properties(
     if rest is True:
         return ()
     try:
-        known = _evaluated_names(lowering, schema, place, 0)
+        known = _evaluated_names(lowering, schema, place, ())
     except Inexact as reason:
         return [lowering.relaxed(place.at(keyword), keyword, str(reason))]
     if known.everything:
@@ -53,14 +52,13 @@ def unevaluated_properties(
     return [node]
 
 
-def _evaluated_names(lowering: Lowering, schema: Any, place: Place, depth: int) -> _Names:
-    if depth > _MAX_DEPTH:
-        raise Inexact("its references go too deep")
-    if not isinstance(schema, Mapping):
+def _evaluated_names(lowering: Lowering, schema: Any, place: Place, seen: tuple[int, ...]) -> _Names:
+    if not isinstance(schema, Mapping) or id(schema) in seen:
         return _Names()
+    inner = (*seen, id(schema))
     found = _Names(
         frozenset(values.mapping_at(schema, "properties")),
-        everything="additionalProperties" in schema or (depth > 0 and "unevaluatedProperties" in schema),
+        everything="additionalProperties" in schema or (bool(seen) and "unevaluatedProperties" in schema),
     )
     for pattern in values.mapping_at(schema, "patternProperties"):
         expression = values.translate(lowering, pattern, place.at("patternProperties"), "patternProperties")
@@ -68,9 +66,9 @@ def _evaluated_names(lowering: Lowering, schema: Any, place: Place, depth: int) 
             raise Inexact("a pattern beside it cannot be held")
         found = found.join(_Names(expressions=frozenset([expression])))
     for part, at in _always(lowering, schema, place):
-        found = found.join(_evaluated_names(lowering, part, at, depth + 1))
+        found = found.join(_evaluated_names(lowering, part, at, inner))
     for part in _sometimes(schema):
-        if found.join(_evaluated_names(lowering, part, place, depth + 1)) != found:
+        if found.join(_evaluated_names(lowering, part, place, inner)) != found:
             raise Inexact("what counts as evaluated depends on the alternatives beside it")
     return found
 
@@ -84,7 +82,7 @@ def unevaluated_items(
     if rest is True:
         return ()
     try:
-        first = _evaluated_items(lowering, schema, place, 0)
+        first = _evaluated_items(lowering, schema, place, ())
     except Inexact as reason:
         return [lowering.relaxed(place.at(keyword), keyword, str(reason))]
     if first == math.inf:
@@ -94,23 +92,22 @@ def unevaluated_items(
     return [node]
 
 
-def _evaluated_items(lowering: Lowering, schema: Any, place: Place, depth: int) -> float:
+def _evaluated_items(lowering: Lowering, schema: Any, place: Place, seen: tuple[int, ...]) -> float:
     """How many items from the first on count as evaluated."""
-    if depth > _MAX_DEPTH:
-        raise Inexact("its references go too deep")
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, Mapping) or id(schema) in seen:
         return 0
+    inner = (*seen, id(schema))
     first: float = len(values.list_at(schema, "prefixItems"))
     if isinstance(schema.get("items"), list):
         first = math.inf if "additionalItems" in schema else len(schema["items"])
-    elif "items" in schema or (depth > 0 and "unevaluatedItems" in schema):
+    elif "items" in schema or (bool(seen) and "unevaluatedItems" in schema):
         first = math.inf
     if "contains" in schema and lowering.draft == "2020-12" and first != math.inf:
         raise Inexact("what contains matches counts as evaluated")
     for part, at in _always(lowering, schema, place):
-        first = max(first, _evaluated_items(lowering, part, at, depth + 1))
+        first = max(first, _evaluated_items(lowering, part, at, inner))
     for part in _sometimes(schema):
-        if _evaluated_items(lowering, part, place, depth + 1) > first:
+        if _evaluated_items(lowering, part, place, inner) > first:
             raise Inexact("what counts as evaluated depends on the alternatives beside it")
     return first
 

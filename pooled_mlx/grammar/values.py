@@ -62,6 +62,8 @@ def translate(lowering: Lowering, pattern: Any, pointer: str, keyword: str) -> s
     except patterns.PatternError as error:
         if error.broken:
             raise SchemaError(pointer, keyword, f"{keyword} is no regular expression: {error.why}") from error
+        if error.over_limit and not lowering.tool:
+            raise SchemaError(pointer, keyword, error.why) from error
         lowering.relaxed(pointer, keyword, error.why)
         return None
 
