@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,9 @@ EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlevel = 3
 _ID_PREFIX = re.compile(r"^(chatcmpl-|resp_|msg_|req_)")
 
 
@@ -44,7 +48,7 @@ def omitted(kind: str) -> str:
 
 def show(value: Any) -> str:
     """A short form of a value for an error message."""
-    text = clean(repr(value))
+    text = clean(_SHORT.repr(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -74,7 +74,7 @@ class Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=ROOT / ".agents", help="where the agents are installed")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/agents", help="where the agents are installed")
     parser.add_argument("--install", action="store_true", help="install the agents first (npm, and pip or uv for aider)")
     parser.add_argument("--base-url", help="a running server; without it one is started")
     parser.add_argument("--only", help="names, separated by commas")
