@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,16 @@ from typing import Any
 
 import pytest
 
+from pooled_mlx.connect.registry import profile_of
+from pooled_mlx.connect.target import Target
 from tests.mac_fakes import GIB, health_body, pool_body
 from tests.page.chromium import Browser, Tab
-from tests.page.stub_server import StubServer
+from tests.page.stub_server import StubServer, delta, finish
 
+ANSWER = (
+    "A KV cache keeps the keys and values that attention computed for earlier tokens, "
+    "so that each new token costs one step instead of reading everything again."
+)
 SHOTS = Path(__file__).parents[2] / "docs" / "screenshots"
 
 
@@ -358,24 +365,36 @@ def test_polling_slows_down_when_hidden(page: Tab, stub: StubServer) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("desktop-light", {}), ("desktop-dark", {"dark": True}), ("phone", {"width": 390, "height": 844, "touch": True})],
+    [
+        ("desktop-light", {"height": 1000}),
+        ("desktop-dark", {"height": 1000, "dark": True}),
+        ("phone", {"width": 390, "height": 844, "touch": True}),
+    ],
 )
 def test_screenshots(
     open_page: Callable[..., Tab], stub: StubServer, name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    now = time.time()
+    """MAKE_SCREENSHOTS=1 puts them into the documentation."""
+    now = int(time.time())
     rates = [
-        {"t": int(now) - back, "tokens_per_second": 44 + (back * 7) % 23}
-        for back in range(295, -60, -1)
-        if not 150 < back < 215
+        {"t": now - back, "tokens_per_second": 44 + (back * 7) % 23} for back in range(295, -60, -1) if not 150 < back < 215
     ]
     recent = [{**row, "finished_at": now - 20 * (number + 1)} for number, row in enumerate(health_body()["recent"])]
-    show(stub, rates=rates, recent=recent)
+    target = Target("http://127.0.0.1:8080", "pooled/qwen3.6-35b-moe", 131_072)
+    profiles = [profile_of(agent, target) for agent in ("claude", "codex", "opencode", "qwen", "cline", "pi")]
+    agents = [{"id": profile.name, "label": profile.title, "text": profile.text} for profile in profiles]
+    show(stub, rates=rates, recent=recent, agents=agents)
+    usage = {"prompt_tokens": 31, "completion_tokens": 42, "prompt_tokens_details": {"cached_tokens": 16}}
+    stub.chat = [delta(reasoning_content="A one-sentence definition is wanted."), delta(content=ANSWER), finish(**usage)]
     tab = open_page(**options)
-    tab.wait(
-        "document.querySelectorAll('#tree .node').length === 5 && document.querySelector('#chart .curve').getAttribute('d')"
-    )
-    path = tmp_path / f"{name}.png"
+    tab.wait("document.querySelectorAll('#tree .node').length === 5")
+    tab.click("#think")
+    tab.type("#question", "What is a KV cache?", enter=True)
+    tab.wait("document.querySelector('.said.model .foot')")
+    tab.click('[data-agent="codex"]')
+    tab.run("document.activeElement.blur(); scrollTo(0, 0); 1")
+    assert "pooled-mlx" in tab.text("#snippet")
+    path = (SHOTS if os.environ.get("MAKE_SCREENSHOTS") == "1" else tmp_path) / f"{name}.png"
     tab.screenshot(path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 20_000
