@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,6 +14,7 @@ from pooled_mlx.mac.supervisor import SupervisorState
 from pooled_mlx.mac.words import bytes_text, count_text, percent_text, plural, seconds_text
 
 SHOWN_REQUESTS = 5
+LONGEST_LINE = 100
 SHOWN_CRASH_SECONDS = 24 * 3600.0
 
 Owner = Literal["nobody", "child", "former child", "service", "somebody"]
@@ -194,7 +196,7 @@ def _model_menu(view: View, may_pick: bool) -> Item:
         if model.size_bytes:
             parts.append(bytes_text(model.size_bytes))
         if not model.fits:
-            parts.append(model.why or "does not fit")
+            parts.append(_why_short(model.why))
         elif model.on_disk:
             parts.append("on disk")
         children.append(
@@ -225,8 +227,15 @@ def _quit_text(view: View) -> str:
     return "Quit (the server keeps running)" if view.facts.answers else "Quit"
 
 
+def _why_short(why: str) -> str:
+    """The first number of a long explanation: `needs 24.0 GiB`."""
+    found = re.search(r"needs [\d.,]+ [KMGT]i?B", why)
+    return found.group() if found else "does not fit"
+
+
 def _note(item_id: str, text: str) -> Item:
-    return Item(item_id, text, action=False)
+    first = text.splitlines()[0] if text else text
+    return Item(item_id, first if len(first) <= LONGEST_LINE else f"{first[: LONGEST_LINE - 1]}…", action=False)
 
 
 def _wrong(view: View) -> bool:

@@ -370,3 +370,13 @@ def test_a_refused_start_exits_0_so_that_launchd_does_not_loop(tmp_path: Path) -
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "the disk is full"
     assert "refused to start: the disk is full" in where.server_log.read_text()
+
+
+def test_the_commands_in_the_documentation_exist() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+    lines = [line.strip().split("  #")[0].split() for line in page.splitlines() if line.startswith("    pooled-mlx service")]
+    assert len(lines) >= 7
+    parser = argparse.ArgumentParser()
+    service_command.add(parser.add_subparsers())
+    for words in lines:
+        parser.parse_args(words[1:])

@@ -23,7 +23,13 @@ ROOT = Path(__file__).parents[2]
 MODELS = [
     {"id": "qwen3.6-35b-moe", "label": "Qwen3.6 35B A3B", "weights_bytes": 19 * GIB, "on_disk": True, "fits": True},
     {"id": "qwen3-1.7b", "label": "Qwen3 1.7B", "weights_bytes": GIB, "on_disk": False, "fits": True},
-    {"id": "qwen3.8-27b", "label": "Qwen3.8 27B", "weights_bytes": 15 * GIB, "fits": False, "why": "needs 24 GiB"},
+    {
+        "id": "qwen3.8-27b",
+        "label": "Qwen3.8 27B",
+        "weights_bytes": 15 * GIB,
+        "fits": False,
+        "why": "it needs 24.0 GiB (weights 15 GiB), this Mac has 16.0 GiB. Choose another one",
+    },
 ]
 AGENTS = (("claude-code", "Claude Code"), ("codex", "Codex"))
 
@@ -390,7 +396,7 @@ def test_picking_with_no_server_starts_one(stage: Stage) -> None:
 
 def test_a_model_that_does_not_fit_says_why_and_cannot_be_picked(stage: Stage) -> None:
     menu = stage.poll()
-    assert text(menu, "pick.qwen3.8-27b") == "Qwen3.8 27B · 15.0 GiB · needs 24 GiB"
+    assert text(menu, "pick.qwen3.8-27b") == "Qwen3.8 27B · 15.0 GiB · needs 24.0 GiB"
     assert not can(menu, "pick.qwen3.8-27b")
     assert text(menu, "pick.qwen3.6-35b-moe") == "Qwen3.6 35B A3B · 19.0 GiB · on disk"
     assert can(menu, "pick.qwen3-1.7b")
@@ -536,6 +542,13 @@ def test_title_and_first_line(view: View, wanted_title: str, state: str) -> None
 )
 def test_request_lines(row: Running, wanted: str) -> None:
     assert request_text(row) == wanted
+
+
+def test_long_texts_are_cut_to_the_width_of_a_menu() -> None:
+    menu = build_menu(View(problem="x" * 500 + "\nsecond line", models=(ModelChoice("a", "A", fits=False, why="odd"),)))
+    assert max(len(item.text) for item in menu.walk()) == 100
+    assert text(menu, "state").endswith("…")
+    assert text(menu, "pick.a") == "A · does not fit"
 
 
 def test_many_requests_are_cut_short() -> None:
