@@ -39,6 +39,11 @@ class ArgumentsWriter:
         self._stream = JsonStream()
 
     @property
+    def followers(self) -> frozenset[str] | None:
+        """The parameters whose beginning ends the value: a text yields to none but those that are still open."""
+        return None if self._mode == "whole" and self._shape is not None and not self._shape.maybe_text else self.open_names
+
+    @property
     def streaming_json(self) -> bool:
         """True while the value is JSON that a grammar holds: its own syntax says where it ends, see `take_json`."""
         return self._mode == "json"

@@ -212,7 +212,7 @@ class QwenXmlReader:
                 self._buffer, self._match = "", _NO_MATCH
                 return False
             at = found.start()
-            self._match = self._ends.match(text, at, self._at_line_start, self._arguments.open_names)
+            self._match = self._ends.match(text, at, self._at_line_start, self._arguments.followers)
             if self._match[0] == "no":
                 at += 1
                 continue
@@ -284,18 +284,21 @@ class _Grammar:
         return self._lark.rule("parameters", "\n    | ".join(alternatives), attributes="::_") + "::0x0"
 
     def _more(self, names: list[str], complete: str) -> str:
-        """What may follow a closing tag inside a raw value that goes on: whatever does not make that tag count."""
+        """What may follow a closing tag inside a raw value that goes on: whatever does not make that tag count.
+
+        Recursive to the left: to the right each tag in the value would cost the parser items, and these are limited.
+        """
         lark = self._lark
         raw, space = self._raw(), rf"[ \t\r\n]{{0,{LONGEST_SPACE}}}"
         any_name = "|".join(regex(name) for name in names)
         other = lark.terminal("OTHER", rf"{ANY_TEXT} & ~/{space}<(parameter=({any_name})>|\/function>)(?s:.*)/")
         odd_end = lark.terminal("ODD", rf"/(|[ \t\r]{space}|\n[ \t\r\n]{{1,{LONGEST_SPACE}}})<\/function>/")
-        alternatives = ['""', f"{rules.until(lark, lark.text(END_PARAMETER), other)} {SELF}::_"]
+        alternatives = ['""', f"{SELF}::_ {rules.until(lark, lark.text(END_PARAMETER), other)}"]
         for bit, name in enumerate(names):
             given = lark.terminal("GIVEN", f"/{space}<parameter={regex(name)}>/")
-            alternatives.append(f"{given} {raw} {SELF}::_ %if bit_set({bit})")
+            alternatives.append(f"{SELF}::_ {given} {raw} %if bit_set({bit})")
         for end in (lark.text("\n" + END_FUNCTION), odd_end):
-            alternatives.append(f"{end} {raw} {SELF}::_{complete}")
+            alternatives.append(f"{SELF}::_ {end} {raw}{complete}")
         return lark.rule("more", "\n    | ".join(alternatives), attributes="::_")
 
     def _in_order(self, values: dict[str, list[tuple[str, bool]]], required: frozenset[str]) -> str:

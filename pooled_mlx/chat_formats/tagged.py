@@ -179,6 +179,7 @@ class TaggedParser:
             self._end_call(False)
         elif not self._reader.committed:
             self._writer.note("the limit cut off a call before its name")
+            self._writer.end_text()
 
     def _settle(self) -> None:
         """A closing tag that was a "maybe" counts: nothing spoke against it."""

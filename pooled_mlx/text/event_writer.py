@@ -103,7 +103,7 @@ class EventWriter:
 
     def open_reasoning(self) -> None:
         """A thinking block begins."""
-        self._end_text()
+        self.end_text()
         self._thought_skip = "\n"
 
     def close_reasoning(self) -> None:
@@ -113,7 +113,7 @@ class EventWriter:
 
     def call_start(self, tool: Tool) -> None:
         """A call of `tool` begins. Whitespace before it belongs to the frame."""
-        self._end_text()
+        self.end_text()
         if self.stop is not None:
             return
         self._thought_space.clear()
@@ -145,7 +145,8 @@ class EventWriter:
                 self._put_text(self._stops.end())
             self._release_space()
 
-    def _end_text(self) -> None:
+    def end_text(self) -> None:
+        """What comes next is no text: whitespace at its end belongs to the frame."""
         if self._stops is not None and self.stop is None:
             self._put_text(self._stops.end())
         self._space.clear()

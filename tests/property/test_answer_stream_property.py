@@ -1,0 +1,130 @@
+"""Any split of the same bytes into tokens gives the same events; streamed and whole are one fold."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pooled_mlx.core.answer import fold
+from pooled_mlx.core.events import Finished, Usage
+from pooled_mlx.core.request import Tool
+from tests.answers import PATCH, TAGS, Outcome, PieceTable, decoded, parts, says
+
+TYPED = Tool(
+    "f",
+    parameters={
+        "type": "object",
+        "properties": {
+            "a": {"type": "string"},
+            "b": {"type": "string"},
+            "n": {"type": "integer"},
+            "l": {"type": "array"},
+            "u": {"type": ["integer", "string", "array", "null"]},
+        },
+    },
+)
+TOOLS = (TYPED, PATCH, Tool("any"))
+XML = [
+    *("<tool_call>\n<function=f>\n<parameter=a>\n", "<function=f>", "<function=apply_patch>\n", "<function=zz>"),
+    *(f"<parameter={name}>" for name in ("a", "b", "n", "l", "u", "input", "zz")),
+    *("</parameter>", "\n</parameter>\n", "</function>", "</function>\n</tool_call>", "</parameter1>", "</parameterfunction>"),
+    *("\n", " ", "x", "```", "5", "007", "[1,", '"a"]', "null", "{", "}", "é🙂", "\r\n", "<", "</"),
+]
+JSON = [
+    *('<tool_call>{"name": "f", "arguments": {', '{"name": "f", ', '{"name": "apply_patch", "arguments": ', '"arguments": {'),
+    *('"a": "x', '"input": "', '"', "\\", "\\n", "\\u00", "e9", "\\ud83d", "\\ude00", "{", "}", "}}", "[", "]", ",", ":"),
+    *("1", "tru", "true", " ", "\n", "'", "x", "é🙂", '{"name": "zz"}', "\\d"),
+]
+SNIPPETS = {"plain": [*TAGS, "x ", "\n"], "hermes": [*JSON, *TAGS], "qwen3_coder": [*XML, *TAGS]}
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[str, str, tuple[str, ...], dict[str, object]]:
+    chat_format = draw(st.sampled_from(sorted(SNIPPETS)))
+    text = "".join(draw(st.lists(st.sampled_from(SNIPPETS[chat_format]), max_size=30)))
+    tags = draw(st.sampled_from([TAGS, TAGS[:2], ()]))
+    options: dict[str, object] = {
+        "tools": draw(st.sampled_from([TOOLS, TOOLS, ()])),
+        "ends": draw(st.sampled_from(["stop", "length"])),
+        "constrained": draw(st.booleans()),
+        "stop": draw(st.sampled_from([(), (), ("x\n", "zz"), ("f",)])),
+        "parallel_tool_calls": draw(st.booleans()),
+    }
+    return chat_format, text, tags, options
+
+
+def splits(draw: st.DrawFn, text: str, tags: tuple[str, ...], pieces: PieceTable) -> list[int]:
+    """Tags stay whole; the bytes between them are cut anywhere, inside characters too."""
+    ids: list[int] = []
+    for part in parts(text, tags):
+        if part in tags:
+            ids.append(256 + tags.index(part))
+            continue
+        data = part.encode()
+        cuts = sorted(draw(st.sets(st.integers(1, max(1, len(data) - 1)), max_size=12)))
+        ids += [pieces.token(data[start:end]) for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True) if start < end]
+    return ids
+
+
+def facts(outcome: Outcome) -> tuple[object, ...]:
+    return outcome.events, outcome.reason, outcome.stop, outcome.notes
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_any_split_gives_the_same_events(data: st.DataObject) -> None:
+    chat_format, text, tags, options = data.draw(answers())
+    thinking = data.draw(st.booleans())
+    by_byte = says(text, chat_format, tags=tags, thinking=thinking, **options)  # type: ignore[arg-type]
+    pieces = PieceTable(tags)
+    for _ in range(2):
+        ids = data.draw(st.composite(splits)(text, tags, pieces))
+        other = says(ids, chat_format, tags=tags, table=pieces.table, thinking=thinking, **options)  # type: ignore[arg-type]
+        assert facts(other) == facts(by_byte)
+    whole = says(
+        [256 + tags.index(part) if part in tags else pieces.token(part.encode()) for part in parts(text, tags)],
+        chat_format,
+        tags=tags,
+        table=pieces.table,
+        thinking=thinking,
+        **options,  # type: ignore[arg-type]
+    )
+    assert facts(whole) == facts(by_byte)
+
+
+@settings(max_examples=300, deadline=None)
+@given(answers(), st.booleans())
+def test_calls_are_valid_json_and_the_fold_is_the_answer(
+    answer: tuple[str, str, tuple[str, ...], dict[str, object]], thinking: bool
+) -> None:
+    chat_format, text, tags, options = answer
+    outcome = says(text, chat_format, tags=tags, thinking=thinking, **options)  # type: ignore[arg-type]
+    for name, arguments in outcome.raw_calls:
+        assert name == "apply_patch" or decoded(arguments) != arguments or arguments.startswith('"')
+    folded = fold([*outcome.raw_events, Finished(outcome.reason, Usage())])
+    assert (folded.text, folded.reasoning) == (outcome.text, outcome.reasoning)
+    assert [(call.name, call.arguments) for call in folded.calls] == outcome.raw_calls
+
+
+def bare(text: str) -> str:
+    return re.sub(r"\s+|</?think>", "", text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(answers(), st.booleans())
+def test_without_calls_nothing_of_the_text_is_lost(
+    answer: tuple[str, str, tuple[str, ...], dict[str, object]], thinking: bool
+) -> None:
+    chat_format, text, _, options = answer
+    options = {**options, "stop": (), "ends": "stop", "tools": ()}
+    outcome = says(text, chat_format, thinking=thinking, **options)  # type: ignore[arg-type]
+    assert sorted(bare(outcome.text + outcome.reasoning)) == sorted(bare(text))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_without_tags_arrives_exactly(text: str) -> None:
+    data = text.encode("utf-8", "replace")
+    assert says(list(data), "hermes", tools=()).text == data.decode()

@@ -1,0 +1,238 @@
+"""Random walks through the grammars: whatever a grammar lets through, the parser reads as calls of valid arguments."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+
+import jsonschema
+import numpy as np
+import pytest
+
+from pooled_mlx import chat_formats
+from pooled_mlx.chat_formats.base import AnswerSpec
+from pooled_mlx.core.request import Request, Tool, ToolChoice
+from pooled_mlx.grammar.lark import LarkBuilder
+from pooled_mlx.grammar.match import Constraint, GrammarTokenizer, build
+from tests.answers import TAGS, says
+from tests.property.test_parsers_property import naive_xml
+from tests.shared_data import shared_path
+
+_GRAMMAR_TAG = 257
+"""Id of the first tag in the grammar's byte vocabulary, one behind the end token; in the stream's table it is 256."""
+
+CAP = 300
+BITS = [
+    *("</parameter>", "\n</parameter>\n", "\n</function>\n", "</function>", "</tool_call>", "<parameter=", "\n<parameter="),
+    *("a", "the ", "\n", " ", "x", '"', "5", "1", ".", "-", "}", "]", '", "', ": ", "true", "null", "é", "[", "{", "\\", "\\n"),
+]
+ENDINGS = [
+    "\n</parameter>\n</function>\n",
+    "\n</function>\n",
+    "\n</parameter>\n",
+    '"}}\n',
+    '"}',
+    "}}\n",
+    "]",
+    '"',
+    "}",
+    "a",
+    "1",
+]
+REQUIRED = ToolChoice("required")
+
+
+def integers(low: int, high: int) -> dict[str, object]:
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
+TOOLS = [
+    Tool(
+        "get_weather",
+        parameters={
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "unit": {"type": "string", "enum": ["c", "f"]},
+                "days": integers(1, 14),
+                "opts": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]},
+            },
+            "required": ["city"],
+        },
+    ),
+    Tool(
+        "search-db",
+        parameters={
+            "type": "object",
+            "properties": {
+                "q": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+                "tags": {"type": "array", "items": {"type": "string", "enum": ["x", "y"]}, "maxItems": 3},
+                "f": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+                "s": {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": {"type": "integer"}}]},
+                "u": {"type": ["integer", "string"]},
+                "e": {"anyOf": [{"enum": ["auto", 5]}, {"type": "boolean"}]},
+            },
+            "required": ["q"],
+        },
+    ),
+    Tool("noargs"),
+    Tool(
+        "short",
+        parameters={
+            "type": "object",
+            "properties": {"s": {"type": "string", "minLength": 2, "maxLength": 5}, "b": {"type": "boolean"}},
+            "required": ["b", "s"],
+        },
+    ),
+    Tool(
+        "either",
+        parameters={
+            "type": "object",
+            "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+            "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+        },
+    ),
+]
+TEXTS = Tool(
+    "texts", parameters={"type": "object", "properties": {name: {"type": "string"} for name in "abc"}, "required": ["a"]}
+)
+
+
+class Walk:
+    """One random answer. `ids` are the stream's; `complete` tells whether the answer may end there."""
+
+    def __init__(self, constraint: Constraint, tokenizer: GrammarTokenizer, tags: Sequence[str], names: Sequence[str]) -> None:
+        self.constraint, self.tokenizer = constraint, tokenizer
+        self.tags = [_GRAMMAR_TAG + TAGS.index(tag) for tag in ("</tool_call>", "<tool_call>")] if tags else []
+        self.bits = [*BITS, *(f"\n<parameter={name}>\n" for name in names)]
+        self.ids: list[int] = []
+        self.mask = np.zeros(tokenizer.mask_words, dtype=np.uint32)
+
+    def run(self, rnd: random.Random) -> bool:
+        """Walk to a complete answer; False where the walk got lost."""
+        while len(self.ids) < 10 * CAP:
+            if self.constraint.may_end() and (self.constraint.stopped() or len(self.ids) > CAP or rnd.random() < 0.3):
+                return True
+            wanted = self.tags[:1] + (self.tags[1:] if rnd.random() < 0.3 else [])
+            if rnd.random() < 0.5 and any(self._take([tag]) for tag in wanted):
+                continue
+            if len(self.ids) > CAP:
+                if any(self._whole(ending) for ending in [*ENDINGS, *self.bits]):
+                    continue
+            elif rnd.random() < 0.85 and self._take(list(rnd.choice(self.bits).encode())):
+                continue
+            if not self._any(rnd):
+                return self.constraint.may_end()
+        return False
+
+    def _take(self, ids: list[int]) -> bool:
+        """Go on by as many of these ids as are allowed."""
+        taken = 0
+        for index in ids:
+            if not self.constraint.allows(index):
+                break
+            self._consume(index)
+            taken += 1
+        return taken > 0
+
+    def _whole(self, text: str) -> bool:
+        ahead = self.constraint.copy()
+        for byte in text.encode():
+            if not ahead.allows(byte):
+                return False
+            ahead.consume(byte)
+        return self._take(list(text.encode()))
+
+    def _any(self, rnd: random.Random) -> bool:
+        self.constraint.fill_mask(self.mask)
+        allowed = [int(index) for index in np.flatnonzero(np.unpackbits(self.mask.view(np.uint8), bitorder="little"))]
+        usual = [index for index in allowed if 32 <= index < 127 or index == 10] or [i for i in allowed if i != 256]
+        if usual:
+            self._consume(rnd.choice(usual))
+        return bool(usual)
+
+    def _consume(self, index: int) -> None:
+        self.constraint.consume(index)
+        self.ids.append(index if index < 256 else index - 1)
+
+
+def walks(chat_format: str, tools: Sequence[Tool], tags: Sequence[str], seed: int, count: int) -> Iterator[list[int]]:
+    tokenizer = GrammarTokenizer.of_bytes(tags)
+    request = Request("r", (), tools=tuple(tools), tool_choice=REQUIRED, max_calls=2)
+    spec = AnswerSpec(request, request.callable_tools, markers=frozenset(tags))
+    compiled = build(tokenizer, chat_formats.get(chat_format).grammar(spec, LarkBuilder(tokenizer.added)))
+    assert spec.degraded == {}
+    names = sorted(
+        {name for tool in tools if isinstance(tool.parameters, dict) for name in tool.parameters.get("properties", {})}
+    )
+    rnd = random.Random(seed)
+    for _ in range(count):
+        walk = Walk(compiled.matcher(), tokenizer, tags, names)
+        if walk.run(rnd):
+            yield walk.ids
+
+
+def check(ids: list[int], chat_format: str, tools: Sequence[Tool], tags: Sequence[str]) -> int:
+    """Everything is calls, and every call is valid. Returns how many there are."""
+    outcome = says(ids, chat_format, tools, tags=tags, constrained=True, tool_choice=REQUIRED)
+    assert 1 <= len(outcome.calls) <= 2
+    assert (outcome.text, outcome.notes, outcome.reason) == ("", (), "tool_calls")
+    schemas = {tool.name: tool.parameters for tool in tools}
+    for name, arguments in outcome.calls:
+        jsonschema.validate(arguments, schemas[name] or {"type": "object", "maxProperties": 0})
+    return len(outcome.calls)
+
+
+CASES = [("qwen3_coder", TAGS), ("hermes", TAGS), ("hermes", ())]
+
+
+@pytest.mark.parametrize(("chat_format", "tags"), CASES)
+def test_every_finished_walk_is_valid_calls(chat_format: str, tags: tuple[str, ...]) -> None:
+    counts = [check(ids, chat_format, TOOLS, tags) for ids in walks(chat_format, TOOLS, tags, 3, 60)]
+    assert len(counts) > 40
+
+
+def test_grammar_and_parser_agree_where_a_raw_value_ends() -> None:
+    seen = 0
+    for ids in walks("qwen3_coder", [TEXTS], TAGS, 5, 80):
+        outcome = says(ids, "qwen3_coder", [TEXTS], constrained=True)
+        text = "".join(TAGS[index - 256] if index > 255 else chr(index) for index in ids).encode("latin-1").decode()
+        for arguments, call in zip(
+            [a for _, a in outcome.calls], text.split("<tool_call>\n<function=texts>\n")[1:], strict=True
+        ):
+            want = naive_xml(call.rstrip("\n").removesuffix("</tool_call>"))
+            assert arguments == want
+            seen += any("</parameter>" in value for value in arguments.values())
+    assert seen > 20
+
+
+@pytest.mark.parametrize("name", ["claude.jsonl", "cline.jsonl", "codex-tui.jsonl", "opencode.jsonl", "qwen.jsonl"])
+@pytest.mark.parametrize(("chat_format", "tags"), CASES)
+def test_agents_real_tool_sets(name: str, chat_format: str, tags: tuple[str, ...]) -> None:
+    tools: list[Tool] = []
+    for line in shared_path(f"traces/{name}").read_text(encoding="utf-8").splitlines():
+        body = json.loads(line).get("body")
+        for listed in (body.get("tools") or []) if isinstance(body, dict) else []:
+            function = listed.get("function", listed)
+            schema = function.get("parameters", function.get("input_schema"))
+            if isinstance(schema, dict) and function["name"] not in [tool.name for tool in tools]:
+                tools.append(Tool(function["name"], parameters=schema))
+    counts = [check(ids, chat_format, tools, tags) for ids in walks(chat_format, tools, tags, 11, 6)] if tools else [1]
+    assert len(counts) > 0
+
+
+def test_a_value_with_thousands_of_closing_tags_stays_within_the_parsers_limits() -> None:
+    content = "x</parameter> y\n</parameter>\n</function>\n z <parameter=a>\n" * 600
+    said = f"<tool_call>\n<function=texts>\n<parameter=a>\n{content}\n</parameter>\n</function>\n</tool_call>"
+    tokenizer = GrammarTokenizer.of_bytes(TAGS)
+    request = Request("r", (), tools=(TEXTS,))
+    spec = AnswerSpec(request, (TEXTS,), markers=frozenset(TAGS))
+    grammar = build(tokenizer, chat_formats.get("qwen3_coder").grammar(spec, LarkBuilder(tokenizer.added))).matcher()
+    head, body, tail = "<tool_call>", said[len("<tool_call>") : -len("</tool_call>")], "</tool_call>"
+    grammar.consume(_GRAMMAR_TAG + TAGS.index(head))
+    for byte in body.encode():
+        grammar.consume(byte)
+    grammar.consume(_GRAMMAR_TAG + TAGS.index(tail))
+    assert grammar.may_end()
+    assert says(said, "qwen3_coder", (TEXTS,), constrained=True).calls == [("texts", {"a": content})]
