@@ -20,8 +20,10 @@ import time
 from pathlib import Path
 
 import llguidance
+import psutil
 
 DEADLINE_SECONDS = 2.0
+"""CPU time that one grammar may take; on a busy machine it may wait four times as long."""
 _START_SECONDS = 20.0
 _HEADER = struct.Struct("<I")
 _GAVE_UP = "the grammar compiler gave up on it (too deep or too large)"
@@ -43,8 +45,8 @@ class Isolated:
             try:
                 child = self._ready()
                 self._send(child, grammar_text.encode())
-                answer = self._receive(child, self.deadline_seconds)
-            except (OSError, EOFError):
+                answer = self._receive(child, self.deadline_seconds, 4 * self.deadline_seconds)
+            except (OSError, EOFError, psutil.Error):
                 self._end()
                 return _GAVE_UP
             if answer is None:
@@ -71,7 +73,7 @@ class Isolated:
             env=environment,
             close_fds=True,
         )
-        if self._receive(self._child, _START_SECONDS) is None:
+        if self._receive(self._child, _START_SECONDS, _START_SECONDS) is None:
             raise EOFError
         return self._child
 
@@ -93,15 +95,18 @@ class Isolated:
         child.stdin.flush()
 
     @staticmethod
-    def _receive(child: subprocess.Popen[bytes], seconds: float) -> bytes | None:
+    def _receive(child: subprocess.Popen[bytes], cpu_seconds: float, seconds: float) -> bytes | None:
         """One answer, None when it does not come in time. Raises EOFError when the child is gone."""
         assert child.stdout is not None
         until = time.monotonic() + seconds
+        process = psutil.Process(child.pid)
+        spent = sum(process.cpu_times()[:2])
         data = b""
         while len(data) < _HEADER.size or len(data) < _HEADER.size + _HEADER.unpack_from(data)[0]:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
-                return None
+            if not select.select([child.stdout], [], [], 0.1)[0]:
+                if time.monotonic() > until or sum(process.cpu_times()[:2]) - spent > cpu_seconds:
+                    return None
+                continue
             piece = os.read(child.stdout.fileno(), 65536)
             if not piece:
                 raise EOFError

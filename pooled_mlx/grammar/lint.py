@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from pooled_mlx.grammar.errors import SchemaError
 from pooled_mlx.grammar.nodes import Node
@@ -29,12 +29,20 @@ _LISTS = {
 }
 
 
-def check(schema: Any, where: str) -> int:
-    """The number of nodes of a schema as sent. Raises `SchemaError` over a cap; the message holds the value and the limit.
+class Measure(NamedTuple):
+    """The size of a schema, and whether parts of it have names (`$id`, `$anchor`) that references may use."""
+
+    nodes: int
+    named: bool
+
+
+def check(schema: Any, where: str) -> Measure:
+    """The measure of a schema as sent. Raises `SchemaError` over a cap; the message holds the value and the limit.
 
     Nodes are sub-schemas and the values of enum. The walk is a loop: depth costs no stack.
     """
     nodes = 0
+    named = False
     stack: list[tuple[Any, str, int]] = [(schema, where, 0)]
     while stack:
         part, pointer, depth = stack.pop()
@@ -45,6 +53,7 @@ def check(schema: Any, where: str) -> int:
             raise SchemaError(where, "", f"the schema has more than {MAX_NODES} nodes (limit {MAX_NODES})")
         if not isinstance(part, Mapping):
             continue
+        named = named or "$id" in part or "$anchor" in part or "$dynamicAnchor" in part
         for key, limit in _LISTS.items():
             value = part.get(key)
             if value is not None and isinstance(value, list | Mapping):
@@ -53,7 +62,7 @@ def check(schema: Any, where: str) -> int:
                 if key == "enum":
                     nodes += len(value)
         stack.extend((child, pointer + step, depth + 1) for step, child in children(part))
-    return nodes
+    return Measure(nodes, named)
 
 
 def coefficient(multiple: float) -> int:

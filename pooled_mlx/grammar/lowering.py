@@ -16,6 +16,9 @@ from pooled_mlx.grammar.refs import Document, Remote, Target
 from pooled_mlx.grammar.values import json_type
 
 _DIALECT = re.compile(r"https?://json-schema\.org/(?:draft/(2020-12|2019-09)/schema|(draft-0[467])/schema)#?$")
+_LONE_REFERENCES = ("draft-04", "draft-06", "draft-07")
+"""Drafts in which nothing beside a `$ref` counts."""
+
 _TARGET = "#/$defs/"
 
 
@@ -61,11 +64,11 @@ class Lowering:
     that the intersection is not empty, which can take forever.
     """
 
-    def __init__(self, root: Any, *, strict: bool, where: str, tool: bool) -> None:
+    def __init__(self, root: Any, *, strict: bool, where: str, tool: bool, named: bool) -> None:
         self.strict = strict
         self.where = where
         self.tool = tool
-        self.document = Document(root, where)
+        self.document = Document(root, where, named=named)
         self.draft = "2020-12"
         self.unenforced: list[Unenforced] = []
         self.definitions: dict[str, Node] = {}
@@ -102,10 +105,10 @@ class Lowering:
             return schema
         if not isinstance(schema, Mapping):
             raise SchemaError(place.pointer, "", f"a schema is an object or a boolean, not {json_type(schema)}")
+        if "$ref" in schema and self.document.lone_references:
+            schema = {"$ref": schema["$ref"]}
         if "$id" in schema:
             place = Place(place.pointer, self.document.base_of(schema, place.base), place.depth)
-        if "$ref" in schema and self.draft in ("draft-04", "draft-06", "draft-07"):
-            schema = {"$ref": schema["$ref"]}
         out: dict[str, Any] = {}
         more: list[Node] = []
         was = len(self.unenforced)
@@ -253,6 +256,7 @@ class Lowering:
             self.relaxed(f"{self.where}/$schema", "$schema", f"the dialect {str(dialect)[:100]!r} is not known")
         else:
             self.draft = known[1] or known[2]
+            self.document.lone_references = self.draft in _LONE_REFERENCES
 
 
 def _drop_last(node: dict[str, Any]) -> None:

@@ -28,6 +28,9 @@ CACHED_TEXT_BYTES = 32 * 2**20
 MAX_GRAMMAR_BYTES = 8 * 2**20
 
 _WORKERS = 2
+_MOST_LOST = 4
+_STACK_BYTES = 64 * 2**20
+_stack_lock = threading.Lock()
 _BYTE_EOS = 256
 
 
@@ -72,6 +75,7 @@ class GrammarTokenizer:
         self.n_vocab: int = self.inner.vocab_size
         self.mask_words: int = (self.n_vocab + 31) // 32
         self.eos_ids: frozenset[int] = frozenset(eos_ids or self.inner.eos_tokens)
+        self.memo = Memo(CACHED_GRAMMARS, CACHED_TEXT_BYTES)
 
 
 class _ByteVocabulary:
@@ -214,30 +218,54 @@ class _Job:
 
     run: Callable[[], CompiledGrammar]
     done: threading.Event
+    running: bool = False
+    abandoned: bool = False
     result: CompiledGrammar | None = None
     error: BaseException | None = None
+
+
+class Memo:
+    """A bounded memory, least recently used out first: at most `entries` values of `weight` in total. Thread-safe."""
+
+    def __init__(self, entries: int, weight: int) -> None:
+        self._entries, self._weight = entries, weight
+        self._held = 0
+        self._values: OrderedDict[bytes, tuple[object, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes) -> object | None:
+        """The value of `key`, None where there is none."""
+        with self._lock:
+            found = self._values.get(key)
+            if found is None:
+                return None
+            self._values.move_to_end(key)
+            return found[0]
+
+    def put(self, key: bytes, value: object, weight: int) -> None:
+        """Remember `value`; a key that is known keeps what it has."""
+        with self._lock:
+            if key in self._values:
+                return
+            self._values[key] = (value, weight)
+            self._held += weight
+            while len(self._values) > self._entries or (self._held > self._weight and len(self._values) > 1):
+                self._held -= self._values.popitem(last=False)[1][1]
 
 
 class Compiler:
     """Compiles grammars with a cache and a time limit. Safe to call from any number of threads; never from the event loop."""
 
-    def __init__(
-        self,
-        tokenizer: GrammarTokenizer,
-        *,
-        deadline_seconds: float = COMPILE_DEADLINE_SECONDS,
-        cached: int = CACHED_GRAMMARS,
-        cached_text_bytes: int = CACHED_TEXT_BYTES,
-    ) -> None:
+    def __init__(self, tokenizer: GrammarTokenizer, *, deadline_seconds: float = COMPILE_DEADLINE_SECONDS) -> None:
         self.tokenizer = tokenizer
+        self.memo = Memo(CACHED_GRAMMARS, CACHED_TEXT_BYTES)
+        """For callers that make grammars: what they made, by their own keys."""
         self._deadline_seconds = deadline_seconds
-        self._cached = cached
-        self._cached_text_bytes = cached_text_bytes
-        self._text_bytes = 0
-        self._cache: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
+        self._compiled = Memo(CACHED_GRAMMARS, CACHED_TEXT_BYTES)
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._workers = 0
+        self._lost = 0
 
     def compile(self, grammar_text: str) -> CompiledGrammar:
         """The compiled form of a Lark grammar, from the cache where it was seen before.
@@ -246,34 +274,33 @@ class Compiler:
         """
         raw = grammar_text.encode()
         key = hashlib.blake2b(raw, digest_size=20).digest()
-        with self._lock:
-            known = self._cache.get(key)
-            if known is not None:
-                self._cache.move_to_end(key)
-                return known
+        known = self._compiled.get(key)
+        if isinstance(known, CompiledGrammar):
+            return known
         if len(raw) > MAX_GRAMMAR_BYTES:
             raise GrammarRefused(f"the grammar has {len(raw)} bytes (limit {MAX_GRAMMAR_BYTES})")
         compiled = self._in_worker(lambda: build(self.tokenizer, grammar_text))
-        with self._lock:
-            if key not in self._cache:
-                self._cache[key] = compiled
-                self._text_bytes += len(grammar_text)
-            while len(self._cache) > self._cached or (self._text_bytes > self._cached_text_bytes and len(self._cache) > 1):
-                _, gone = self._cache.popitem(last=False)
-                self._text_bytes -= len(gone.text)
+        self._compiled.put(key, compiled, len(grammar_text))
         return compiled
 
     def _in_worker(self, run: Callable[[], CompiledGrammar]) -> CompiledGrammar:
-        # llguidance cannot be interrupted: the caller leaves at the deadline, the worker finishes what it has. Daemon threads,
-        # because an interpreter on its way out must not wait for them, and they hold no MLX state.
+        # llguidance cannot be interrupted: at the deadline the caller leaves and the worker is given up; another one takes its
+        # place. Daemon threads, because an interpreter on its way out must not wait for them, and they hold no MLX state.
         job = _Job(run, threading.Event())
         with self._lock:
+            if self._lost >= _MOST_LOST:
+                raise GrammarRefused(f"{self._lost} earlier grammars are still compiling (limit {_MOST_LOST}); try again later")
             if self._workers < _WORKERS:
                 self._workers += 1
-                threading.Thread(target=self._work, name=f"grammar-{self._workers}", daemon=True).start()
+                _start_worker(self._work)
         self._jobs.put(job)
         if not job.done.wait(self._deadline_seconds):
-            raise GrammarRefused(f"compiling takes longer than {self._deadline_seconds:g} seconds")
+            with self._lock:
+                if not job.done.is_set():
+                    job.abandoned = True
+                    self._workers -= job.running
+                    self._lost += job.running
+                    raise GrammarRefused(f"compiling takes longer than {self._deadline_seconds:g} seconds")
         if job.error is not None:
             raise job.error
         assert job.result is not None
@@ -282,11 +309,29 @@ class Compiler:
     def _work(self) -> None:
         while True:
             job = self._jobs.get()
+            with self._lock:
+                if job.abandoned:
+                    continue
+                job.running = True
             try:
                 job.result = job.run()
             except BaseException as error:
                 job.error = error
-            job.done.set()
+            with self._lock:
+                job.done.set()
+                if job.abandoned:
+                    self._lost -= 1
+                    return
+
+
+def _start_worker(run: Callable[[], None]) -> None:
+    # The engine resolves references recursively: with the usual stack a chain of some thousands ends the process.
+    with _stack_lock:
+        usual = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
 
 
 def build(tokenizer: GrammarTokenizer, grammar_text: str) -> CompiledGrammar:

@@ -52,19 +52,26 @@ def children(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 class Document:
-    """One schema document and what can be referred to in it. The index is built when the first reference needs it."""
+    """One schema document and what can be referred to in it. The index is built when the first reference needs it.
 
-    def __init__(self, root: Any, where: str) -> None:
+    Not `named`: no part of it has a name of its own, so that all references are pointers.
+    """
+
+    def __init__(self, root: Any, where: str, *, named: bool) -> None:
         self.root = root
         self.where = where
+        self.lone_references = False
         self._resources: dict[str, Target] = {}
         self._anchors: dict[tuple[str, str], Target] = {}
         self._dynamic: dict[str, int] = {}
         self._indexed = False
+        if not named:
+            self._indexed = True
+            self._resources[""] = Target(root, where, "")
 
     def base_of(self, schema: Mapping[str, Any], base: str) -> str:
         """The base for references inside `schema`, which lies in `base`."""
-        identifier = schema.get("$id")
+        identifier = None if self.lone_references and "$ref" in schema else schema.get("$id")
         return urldefrag(urljoin(base, identifier))[0] if isinstance(identifier, str) else base
 
     def resolve(self, reference: str, base: str, pointer: str) -> Target:

@@ -121,9 +121,7 @@ def dependent_schemas(
 
 
 def dependencies(lowering: Lowering, value: Any, schema: Mapping[str, Any], o: dict[str, Any], place: Place) -> Sequence[Node]:
-    """The form of drafts 3 to 7: each entry is one of the two."""
-    if lowering.draft in ("2020-12", "2019-09") and not lowering.tool:
-        return ()
+    """The form of drafts 3 to 7, each entry one of the two. Later drafts forgot it; who writes it means it."""
     entries = values.mapping(value, "dependencies", place)
     lists = {name: item for name, item in entries.items() if isinstance(item, list)}
     others = {name: item for name, item in entries.items() if not isinstance(item, list)}

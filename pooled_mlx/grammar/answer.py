@@ -1,0 +1,225 @@
+"""From a request to the grammar of its answer: what must be held, in the words of the model's chat format."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import marshal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from pooled_mlx.core.errors import bad_request
+from pooled_mlx.core.request import Request, Tool
+from pooled_mlx.grammar import lint
+from pooled_mlx.grammar.errors import SchemaError, Unenforced
+from pooled_mlx.grammar.lark import LarkBuilder
+from pooled_mlx.grammar.match import CompiledGrammar, Compiler, GrammarRefused, GrammarTokenizer
+from pooled_mlx.grammar.spec import AnswerSpec
+
+_TOOLS = "/tools/"
+_SEARCH_SECONDS = 15.0
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+class AnswerFormat(Protocol):
+    """What this module needs of a chat format; `chat_formats.base.ChatFormat` is one."""
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The spellings that are tags where the model has them as tokens."""
+        ...
+
+    def grammar(self, spec: Any, lark: Any) -> str:
+        """The Lark text for one answer; `spec` is an `AnswerSpec`, `lark` a `LarkBuilder`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerGrammar:
+    """The grammar of one answer.
+
+    `text` is None where the request needs none. `compiled` is set where a `Compiler` was given. `unenforced` are the keywords
+    of a format that nothing enforces, as ASCII text for the header `x-pooled-unenforced`. `warnings` are for the log and name
+    tool and keyword; a grammar that was made before has none, because they were given then.
+    """
+
+    text: str | None
+    unenforced: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    compiled: CompiledGrammar | None = None
+
+
+def needs_grammar(request: Request) -> bool:
+    """True when the answer has a form to hold: a format, calls that may be made, or calls that must not be made."""
+    return request.response_format.kind != "text" or bool(request.tools) or any(turn.tool_calls for turn in request.turns)
+
+
+def answer_grammar(
+    request: Request,
+    chat_format: AnswerFormat,
+    tokens: GrammarTokenizer | Compiler,
+    tools: Sequence[Tool] | None = None,
+    *,
+    reasoning_open: bool = False,
+) -> AnswerGrammar:
+    """The grammar for the answer to `request`; CPU work, not for the event loop.
+
+    `tools` are the request's tools in the order of the prompt (default: as sent). With a `Compiler` the grammar is compiled,
+    and a tool whose rules the engine refuses loses them alone. Requests that ask for the same get the same object from a
+    bounded memory. Raises `ApiError` (400): a format that is broken, over a limit, or strict and not enforceable.
+    """
+    if not needs_grammar(request):
+        return AnswerGrammar(None)
+    names = {tool.name for tool in request.callable_tools}
+    offered = tuple(tool for tool in (request.tools if tools is None else tools) if tool.name in names)
+    key = _key(request, offered, reasoning_open, chat_format)
+    known = tokens.memo.get(key)
+    if isinstance(known, AnswerGrammar):
+        return known
+    made = _make(request, chat_format, tokens, offered, reasoning_open)
+    tokens.memo.put(key, replace(made, warnings=()), len(made.text or ""))
+    return made
+
+
+def _make(
+    request: Request, chat_format: AnswerFormat, tokens: GrammarTokenizer | Compiler, offered: tuple[Tool, ...], open_: bool
+) -> AnswerGrammar:
+    tokenizer = tokens.tokenizer if isinstance(tokens, Compiler) else tokens
+    for index, tool in enumerate(offered):
+        _check_size(tool, index)
+    form = request.response_format
+    spec = AnswerSpec(
+        request=request,
+        tools=offered,
+        reasoning_open=open_,
+        may_think=request.thinking.on and not open_,
+        json_schema=_ANY_OBJECT if form.kind == "json_object" else form.schema if form.kind == "json_schema" else None,
+        markers=chat_format.tags & tokenizer.added.keys(),
+    )
+    work = _Work(spec, chat_format, tokenizer, strict=form.kind == "json_schema" and form.strict)
+    lark = work.write(spec)
+    compiled = None
+    if isinstance(tokens, Compiler):
+        try:
+            compiled = tokens.compile(work.text)
+        except GrammarRefused as refusal:
+            work.degrade(tokens, refusal)
+            lark = work.write(spec)
+            compiled = tokens.compile(work.text)
+    held = [item for item in lark.unenforced if not item.pointer.startswith(_TOOLS)]
+    return AnswerGrammar(work.text, tuple(map(_header, held)), tuple(_warnings(spec, lark.unenforced)), compiled)
+
+
+class _Work:
+    """One grammar in the making."""
+
+    def __init__(self, spec: AnswerSpec, chat_format: AnswerFormat, tokenizer: GrammarTokenizer, *, strict: bool) -> None:
+        self._spec = spec
+        self._format = chat_format
+        self._tokenizer = tokenizer
+        self._strict = strict
+        self.text = ""
+
+    def write(self, spec: AnswerSpec) -> LarkBuilder:
+        """Write the grammar of `spec` into `text`. Raises `ApiError` for a format that cannot be held."""
+        lark = LarkBuilder(self._tokenizer.added, strict=self._strict)
+        try:
+            self.text = self._format.grammar(spec, lark)
+        except SchemaError as error:
+            raise bad_request(
+                f"The schema of response_format cannot be used: {error.pointer or '#'}: {error.message}.", "response_format"
+            ) from error
+        size = len(self.text.encode())
+        if size > lint.MAX_GRAMMAR_BYTES:
+            raise bad_request(
+                f"The tools and formats of this request make a grammar of {size} bytes (limit {lint.MAX_GRAMMAR_BYTES}). "
+                "Send fewer or smaller tools.",
+                "tools",
+            )
+        return lark
+
+    def degrade(self, compiler: Compiler, refusal: GrammarRefused) -> None:
+        """Find the tools whose rules the engine refuses and note them in the spec, by halves: few tools out of many."""
+        spec = self._spec
+        until = time.monotonic() + _SEARCH_SECONDS
+        if spec.json_schema is not None and self._refused(compiler, ()):
+            raise bad_request(f"The schema of response_format cannot be compiled: {refusal.reason}.", "response_format")
+        waiting = [spec.tools] if spec.tools else []
+        while waiting:
+            part = waiting.pop()
+            if time.monotonic() > until:
+                raise bad_request(f"The grammar of the tools takes too long to compile: {refusal.reason}.", "tools")
+            reason = self._refused(compiler, part)
+            if not reason:
+                continue
+            if len(part) == 1:
+                spec.degraded[part[0].name] = reason
+            else:
+                waiting += [part[: len(part) // 2], part[len(part) // 2 :]]
+        if not spec.degraded or self._refused(compiler, spec.tools):
+            raise bad_request(f"The grammar of this request cannot be compiled: {refusal.reason}.", "tools")
+
+    def _refused(self, compiler: Compiler, tools: tuple[Tool, ...]) -> str:
+        self.write(replace(self._spec, tools=tools))
+        try:
+            compiler.compile(self.text)
+        except GrammarRefused as refusal:
+            return refusal.reason
+        return ""
+
+
+def _check_size(tool: Tool, index: int) -> None:
+    if tool.parameters is None or isinstance(tool.parameters, bool):
+        return
+    size = len(json.dumps(tool.parameters, ensure_ascii=False, separators=(",", ":")))
+    if size > lint.MAX_TOOL_SCHEMA_CHARACTERS:
+        limit = lint.MAX_TOOL_SCHEMA_CHARACTERS
+        raise bad_request(
+            f"The schema of tool {tool.name!r} has {size} characters (limit {limit}). Send a smaller one.", f"tools[{index}]"
+        )
+
+
+def _key(request: Request, tools: tuple[Tool, ...], reasoning_open: bool, chat_format: AnswerFormat) -> bytes:
+    """Everything that the grammar depends on. Descriptions inside schemas are in it; equal requests are what is looked for."""
+    form = request.response_format
+    parts = [
+        type(chat_format).__module__,
+        (request.tool_choice.mode, request.call_limit, reasoning_open, request.thinking.on),
+        (form.kind, form.strict, form.schema),
+        [
+            (tool.name, tool.parameters, tool.custom, tool.grammar and (tool.grammar.syntax, tool.grammar.definition))
+            for tool in tools
+        ],
+    ]
+    try:
+        data = marshal.dumps(parts, 2)
+    except ValueError:  # a mapping that is no dict, or nesting beyond what marshal takes
+        try:
+            data = json.dumps(parts, default=dict).encode()
+        except (RecursionError, TypeError, ValueError) as error:
+            raise bad_request("A schema of this request is nested too deep, or no JSON.", "tools") from error
+    return hashlib.blake2b(data, digest_size=20).digest()
+
+
+def _header(item: Unenforced) -> str:
+    return f"{item.keyword} at #{quote(item.pointer, safe='/$~')}"
+
+
+def _warnings(spec: AnswerSpec, unenforced: Iterable[Unenforced]) -> list[str]:
+    """One line for each tool whose schema is held in part or not at all."""
+    dropped: dict[str, list[str]] = {}
+    for item in unenforced:
+        if item.pointer.startswith(_TOOLS):
+            name, _, pointer = item.pointer.removeprefix(_TOOLS).partition("/")
+            dropped.setdefault(name, []).append(f"{item.keyword} at /{pointer} ({item.why})")
+    found = [
+        f"tool {name!r}: its schema is not used, its calls keep name and shape only: {reason}"
+        for name, reason in spec.degraded.items()
+    ]
+    found += [
+        f"tool {name!r}: not enforced: {'; '.join(parts)}" for name, parts in dropped.items() if name not in spec.degraded
+    ]
+    return found
