@@ -243,6 +243,8 @@ class Loop:
             while results:
                 for row, token in results:
                     self._take(row, token)
+                for row in group.rows:
+                    self._plan(row)
                 results = group.settle()
         except Exception as error:
             self.groups.remove(group)
@@ -279,9 +281,16 @@ class Loop:
             self._observer.token(row, 1)
             if row.finish is not None:
                 row.end()
-            else:
-                row.plan_forced()
             self._pause(row, "token", 1)
+        except Exception as error:
+            row.broken = error
+
+    def _plan(self, row: Row) -> None:
+        """Ask what must come next, once the row took all its tokens of this step."""
+        if row.broken is not None or row.finish is not None:
+            return
+        try:
+            row.plan_forced()
         except Exception as error:
             row.broken = error
 

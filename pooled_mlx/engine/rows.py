@@ -103,6 +103,9 @@ class Row:
     def boundary_at(self, end: int) -> Boundary:
         """What ends at token `end` of the prompt."""
         prompt = self.prompt
+        if end > len(prompt.ids):
+            # What follows an answer: a tool result where it made calls, else the user's next turn.
+            return "turn" if self.answer.parsed()[2] else "user"
         if end == prompt.system_end:
             return "system"
         turns = self.prepared.request.turns
