@@ -6,11 +6,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from pooled_mlx.chat_formats.base import AnswerSpec, ChatFormat
-from pooled_mlx.core.errors import bad_request
+from pooled_mlx.chat_formats.base import ChatFormat
 from pooled_mlx.core.request import Request, Tool
-from pooled_mlx.grammar.lark import LarkBuilder, SchemaError
-from pooled_mlx.grammar.match import CompiledGrammar, Compiler, GrammarRefused, GrammarTokenizer
+from pooled_mlx.grammar.answer import answer_grammar
+from pooled_mlx.grammar.match import CompiledGrammar, Compiler, GrammarTokenizer
 
 _log = logging.getLogger("pooled.grammar")
 
@@ -19,7 +18,7 @@ class Grammars:
     """Makes and compiles answer grammars. Safe to use from any worker thread."""
 
     def __init__(self, tokenizer: GrammarTokenizer, chat_format: ChatFormat) -> None:
-        self._tokenizer, self._format = tokenizer, chat_format
+        self._format = chat_format
         self._compiler = Compiler(tokenizer)
 
     @classmethod
@@ -45,28 +44,7 @@ class Grammars:
 
         `tools` are the request's tools in the order of the prompt. Raises `ApiError` (400).
         """
-        wanted = request.response_format
-        if not tools and wanted.kind == "text":
-            return None, ()
-        schema = {"type": "object"} if wanted.kind == "json_object" else wanted.schema if wanted.kind == "json_schema" else None
-        added = self._tokenizer.added
-        callable_names = {tool.name for tool in request.callable_tools}
-        spec = AnswerSpec(
-            request=request,
-            tools=tuple(tool for tool in tools if tool.name in callable_names),
-            reasoning_open=reasoning_open,
-            may_think=request.thinking.on,
-            json_schema=schema,
-            markers=frozenset(tag for tag in self._format.tags if tag in added),
-        )
-        lark = LarkBuilder(added, strict=wanted.strict)
-        try:
-            text = self._format.grammar(spec, lark)
-            compiled = self._compiler.compile(text)
-        except SchemaError as error:
-            raise bad_request(f"The schema cannot be used: {error}", "response_format") from error
-        except GrammarRefused as refusal:
-            raise bad_request(f"The grammar of this request cannot be compiled: {refusal.reason}.") from refusal
-        for name, reason in spec.degraded.items():
-            _log.warning("request %s: the schema of tool %s is not enforced: %s", request.id, name, reason)
-        return compiled, tuple(f"{missing.pointer} {missing.keyword}" for missing in lark.unenforced)
+        answer = answer_grammar(request, self._format, self._compiler, tools, reasoning_open=reasoning_open)
+        for warning in answer.warnings:
+            _log.warning("request %s: %s", request.id, warning)
+        return answer.compiled, answer.unenforced
