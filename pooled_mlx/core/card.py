@@ -29,8 +29,8 @@ class ThinkingRule:
     supported: bool = False
     switch: str = "enable_thinking"
     effort_variable: str | None = None
-    efforts: Mapping[str, str] = field(default_factory=dict)
-    keep_options: Mapping[str, Any] = field(default_factory=dict)
+    efforts: Mapping[str, str] = field(default_factory=dict[str, str])
+    keep_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

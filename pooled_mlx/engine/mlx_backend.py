@@ -163,7 +163,7 @@ def wrap_model(module: Any, config: dict[str, Any], quantization: str = "none") 
     """A `LoadedModel` around an mlx-lm module whose weights are in memory."""
     text = _text_config(config)
     experts = text.get("num_experts_per_tok") or text.get("top_k_experts") or 0
-    weights = sum(value.nbytes for _, value in tree_flatten(module.parameters()))
+    weights = sum(array.nbytes for array in arrays_of(module.parameters()))
     return LoadedModel(module, config, _vocab_size(module, config), int(experts), weights, quantization)
 
 
