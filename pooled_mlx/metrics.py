@@ -331,14 +331,9 @@ def _pool_families(pool: Mapping[str, Any]) -> list[Any]:
     from prometheus_client.core import CounterMetricFamily
 
     families: list[Any] = []
-    counts, counters = pool.get("counts"), pool.get("counters")
-    if isinstance(counts, Mapping):
-        for name, text in (
-            ("segments", "Segments in the KV pool."),
-            ("conversations", "Conversations in the KV pool."),
-            ("tokens", "Tokens in the KV pool."),
-        ):
-            families += _gauge(f"pooled_pool_{name}", text, counts.get(name))
+    counters = pool.get("counters")
+    for name, key in (("segments", "segments"), ("conversations", "conversation_count"), ("tokens", "tokens")):
+        families += _gauge(f"pooled_pool_{name}", f"{name.capitalize()} in the KV pool.", pool.get(key))
     if isinstance(counters, Mapping):
         for name, label, keys, text in _POOL_COUNTERS:
             family = CounterMetricFamily(name, text, labels=[label] if label else [])

@@ -241,13 +241,12 @@ def health_body(**changes: Any) -> dict[str, Any]:
 
 
 def pool_body() -> dict[str, Any]:
-    """A `/pool` body: two clients; one has two conversations and a side request above one beginning."""
+    """A `/pool` body: two clients; one has two conversations and a side request above one system prompt."""
     mib = 1024**2
 
-    def segment(name: str, parent: str | None, start: int, end: int, client: str, idle: float, **more: Any) -> dict[str, Any]:
+    def segment(name: str, start: int, end: int, **more: Any) -> dict[str, Any]:
         facts = {
             "id": name,
-            "parent": parent,
             "start": start,
             "end": end,
             "bytes": (end - start) * 48 * 1024,
@@ -255,77 +254,65 @@ def pool_body() -> dict[str, Any]:
             "resumable": True,
             "kind": "prompt",
             "boundary": "turn",
-            "client": client,
             "hits": 0,
             "in_use": 0,
-            "age_seconds": idle + 600,
-            "idle_seconds": idle,
         }
         return {**facts, **more}
 
-    segments = [
-        segment("a1", None, 0, 16384, "claude-cli", 3.0, boundary="system", hits=41),
-        segment("a2", "a1", 16384, 20480, "claude-cli", 3.0, boundary="user", hits=37),
-        segment("a3", "a2", 20480, 21034, "claude-cli", 3.0, kind="answer", in_use=1, hits=2),
-        segment("b1", "a1", 16384, 18020, "claude-cli", 1260.0, hits=12),
-        segment("b2", "b1", 18020, 18540, "claude-cli", 1260.0, resumable=False, state_bytes=0),
-        segment("c1", "a1", 16384, 16500, "claude-cli", 4000.0, kind="side"),
-        segment("d1", None, 0, 9841, "codex", 45.0, boundary="user", hits=3),
-        segment("d2", "d1", 9841, 10642, "codex", 45.0, kind="answer", hits=1),
-    ]
-
-    def conversation(name: str, client: str, path: str, *, side: bool = False) -> dict[str, Any]:
-        rows = [row for wanted in path.split() for row in segments if row["id"] == wanted]
+    def node(kind: str, client: str, idle: float, rows: list[dict[str, Any]], *children: Any, why: str = "") -> dict[str, Any]:
         return {
-            "id": name,
+            "id": rows[-1]["id"],
             "client": client,
-            "side": side,
-            "tokens": rows[-1]["end"],
-            "shared_tokens": rows[0]["end"] if len(rows) > 1 else 0,
+            "label": f"{client}: system + tools" if kind == "system" else client,
+            "kind": kind,
+            "start": rows[0]["start"],
+            "end": rows[-1]["end"],
+            "tokens": rows[-1]["end"] - rows[0]["start"],
             "bytes": sum(row["bytes"] for row in rows),
-            "own_bytes": rows[-1]["bytes"],
-            "states": len(rows),
-            "hits": rows[-1]["hits"],
-            "in_use": rows[-1]["in_use"],
-            "age_seconds": rows[-1]["age_seconds"],
-            "idle_seconds": rows[-1]["idle_seconds"],
-            "segments": [row["id"] for row in rows],
+            "states": sum(row["resumable"] for row in rows),
+            "hits": rows[0]["hits"],
+            "in_use": rows[0]["in_use"],
+            "age_seconds": idle,
+            "lifetime_seconds": idle + 600,
+            "why": why,
+            "segments": rows,
+            "children": list(children),
         }
 
-    used = sum(row["bytes"] for row in segments)
+    a1 = segment("a1", 0, 16384, boundary="system", hits=41)
+    a2 = segment("a2", 16384, 20480, boundary="user", hits=37, in_use=1)
+    a3 = segment("a3", 20480, 21034, kind="answer", hits=2)
+    b1, b2 = segment("b1", 16384, 18020, hits=12), segment("b2", 18020, 18540, resumable=False, state_bytes=0)
+    c1 = segment("c1", 16384, 16500, kind="side")
+    d1, d2 = segment("d1", 0, 9841, boundary="user", hits=3), segment("d2", 9841, 10642, kind="answer", hits=1)
+    nodes = [
+        node(
+            "system",
+            "claude-cli",
+            3.0,
+            [a1],
+            node("conversation", "claude-cli", 3.0, [a2, a3]),
+            node("conversation", "claude-cli", 1260.0, [b1, b2], why="reused 16384 of 18540: edited in turn 4"),
+            node("side", "claude-cli", 4000.0, [c1]),
+        ),
+        node("conversation", "codex", 45.0, [d1, d2]),
+    ]
+    used = sum(row["bytes"] for row in (a1, a2, a3, b1, b2, c1, d1, d2))
     return {
         "budget_bytes": 16 * GIB,
         "used_bytes": used,
         "segment_bytes": used,
         "reserved_bytes": 0,
+        "segments": 8,
+        "states": 7,
+        "tokens": 34_000,
+        "conversation_count": 4,
+        "conversations": nodes,
+        "pins": [{"client": "claude-cli", "id": "a1", "tokens": 16384}],
+        "exact_ids": {"answers": 12, "bytes": 90_000, "budget_bytes": 64 * mib},
         "divisible": False,
         "cut_rule": {"step": 2048, "spacing": 4096, "minimum": 64},
-        "counts": {"segments": len(segments), "states": 7, "conversations": 4, "tokens": 34_000},
-        "counters": {"hits": 90, "misses": 4, "inserted": 118, "evicted: dead tail": 3},
-        "pins": [{"client": "claude-cli", "segment": "a1", "tokens": 16384}],
-        "exact_ids": {"answers": 12, "bytes": 90_000, "budget_bytes": 8 * mib},
-        "conversations": [
-            conversation("a3", "claude-cli", "a1 a2 a3"),
-            conversation("d2", "codex", "d1 d2"),
-            conversation("b2", "claude-cli", "a1 b1 b2"),
-            conversation("c1", "claude-cli", "a1 c1", side=True),
-        ],
-        "segments": segments,
-        "left_out": {"conversations": 0, "segments": 0},
-        "reasons": [
-            {
-                "request": "req_2",
-                "client": "claude-cli",
-                "kind": "extends",
-                "cached_tokens": 19968,
-                "prompt_tokens": 20512,
-                "position": None,
-                "turn": None,
-                "before": None,
-                "now": None,
-                "note": "all but the last turn was in the pool",
-                "age_seconds": 20.0,
-            }
-        ],
+        "counters": {"hits": 90, "misses": 4, "inserted": 118, "evicted: side": 3},
+        "reasons": [],
         "snapshot_age_seconds": 0.2,
     }

@@ -149,24 +149,38 @@ def _recent(rows: tuple[Served, ...], now: float) -> RenderableType:
 
 def _pool(pool: Mapping[str, Any]) -> RenderableType:
     table = _table("POOL", "TOKENS", "BYTES", "HITS", "LAST USE")
-    rows = [row for row in pool["conversations"] if isinstance(row, Mapping)]
+    rows = _conversations(pool["conversations"])
     for row in rows[:SHOWN_CONVERSATIONS]:
-        name = Text(str(row.get("client") or "conversation"))
-        if row.get("side"):
+        name = Text(str(row.get("label") or row.get("client") or "conversation"))
+        if row.get("kind") == "side":
             name.append(" side request", style="dim")
         if row.get("in_use"):
             name.append(" in use", style="blue")
         table.add_row(
             name,
-            count_text(row.get("tokens")),
-            bytes_text(row.get("own_bytes")),
+            count_text(row.get("end")),
+            bytes_text(row.get("bytes")),
             count_text(row.get("hits")),
-            _ago(row.get("idle_seconds")),
+            _ago(row.get("age_seconds")),
         )
-    counts = pool.get("counts")
-    known = counts.get("conversations") if isinstance(counts, Mapping) else None
-    more = (known or len(rows)) - min(len(rows), SHOWN_CONVERSATIONS)
+    total = pool.get("conversation_count")
+    more = (total if isinstance(total, int) else len(rows)) - min(len(rows), SHOWN_CONVERSATIONS)
     return Group(table, Text(f"and {plural(more, 'more conversation')}", style="dim")) if more > 0 else table
+
+
+def _conversations(nodes: Any) -> list[Mapping[str, Any]]:
+    """The leaves of the pool's tree, the most recently used first."""
+    leaves: list[Mapping[str, Any]] = []
+    waiting = [nodes]
+    while waiting:
+        group = waiting.pop()
+        for node in group if isinstance(group, list) else []:
+            if isinstance(node, Mapping):
+                if node.get("children"):
+                    waiting.append(node["children"])
+                else:
+                    leaves.append(node)
+    return sorted(leaves, key=lambda leaf: leaf.get("age_seconds") or 0.0)
 
 
 def _crash(seen: Look, now: float) -> RenderableType:

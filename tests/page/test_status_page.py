@@ -147,7 +147,7 @@ def tree(page: Tab) -> list[str]:
 
 def test_the_pool_is_a_tree_of_conversations(page: Tab) -> None:
     assert tree(page) == [
-        "system and tools 3 conversations | 16,384 tokens | 768 MiB | 41 hits | now",
+        "claude-cli: system + tools 3 conversations | 16,384 tokens | 768 MiB | 41 hits | now",
         "claude-cli in use | 4,650 tokens | 218 MiB | 37 hits | now",
         "claude-cli | 2,156 tokens | 101 MiB | 12 hits | 21 min ago",
         "claude-cli side request | 116 tokens | 5.4 MiB | 0 hits | 1 h 6 min ago",
@@ -160,33 +160,37 @@ def test_a_branch_opens_to_its_segments_and_stays_as_the_user_left_it(page: Tab,
     tree(page)
     page.click('#tree [data-id="b2"] summary')
     page.wait("document.querySelector('#tree [data-id=\"b2\"] .segments')")
+    assert page.text('#tree [data-id="b2"] .note') == "reused 16384 of 18540: edited in turn 4"
     assert page.text('#tree [data-id="b2"] .segments').splitlines() == [
         "16,384–18,020 · prompt · end of a turn · 76.7 MiB",
         "18,020–18,540 · prompt · end of a turn · 24.4 MiB · cannot be resumed at its end",
     ]
     stub.pool = pool_body()
-    stub.pool["segments"][5]["hits"] = 9
+    stub.pool["conversations"][0]["children"][2]["hits"] = 9
     page.wait("document.querySelector('#tree [data-id=\"c1\"] .hits').textContent === '9 hits'")
     assert page.run("document.querySelector('#tree [data-id=\"b2\"] details').open") is True
     page.click("#tree summary")
     page.wait("document.querySelectorAll('#tree details[open] > ul .node').length === 0")
-    stub.pool["segments"][6]["hits"] = 4
+    stub.pool["conversations"][1]["hits"] = 4
     page.wait("document.querySelector('#tree [data-id=\"d2\"] .hits').textContent === '4 hits'")
     assert page.run("document.querySelector('#tree details').open") is False
 
 
 def test_a_large_pool_starts_folded_and_says_what_it_leaves_out(page: Tab, stub: StubServer) -> None:
     pool = pool_body()
-    pool["segments"] += [{**pool["segments"][5], "id": f"x{number}"} for number in range(200)]
-    pool["left_out"] = {"segments": 1234, "conversations": 1}
+    system, leaf = pool["conversations"][0], pool["conversations"][0]["children"][2]
+    system["children"] += [{**leaf, "id": f"x{number}"} for number in range(200)]
+    pool["conversation_count"] = 204 + 1234
     stub.pool = pool
     page.wait("document.querySelector('#tree > .empty')")
-    assert page.text("#tree > .empty") == "1,234 older segments not shown."
+    assert page.text("#tree > .empty") == "1,234 older conversations not shown."
     assert page.run("document.querySelectorAll('#tree .node').length") == 2
+    page.click("#tree summary")
+    page.wait("document.querySelectorAll('#tree .node').length === 205")
 
 
 def test_an_empty_pool(page: Tab, stub: StubServer) -> None:
-    stub.pool = {"counts": {"segments": 0, "conversations": 0}, "conversations": [], "segments": []}
+    stub.pool = {"segments": 0, "conversation_count": 0, "conversations": []}
     page.wait("document.querySelector('#tree').innerText === 'The pool is empty.'")
     assert page.text("#pool-count") == "0 conversations · 0 segments"
 
@@ -224,7 +228,7 @@ def test_a_dead_engine_and_a_server_that_is_gone(page: Tab, stub: StubServer) ->
 
 def test_facts_that_are_missing_or_odd_break_nothing(page: Tab, stub: StubServer) -> None:
     stub.health = {"ok": True, "ready": True, "model": None, "requests": None, "recent": "x", "rates": [{}], "memory": None}
-    stub.pool = {"segments": None, "conversations": 3, "counts": None}
+    stub.pool = {"segments": None, "conversations": 3, "counters": None}
     page.wait("document.querySelector('#state').textContent === 'Ready'")
     page.wait("document.querySelector('#tree').innerText === 'The pool is empty.'")
     assert page.text("#t-pool") == "–"
@@ -236,7 +240,7 @@ def test_what_clients_send_never_becomes_markup(page: Tab, stub: StubServer) -> 
     requests = [{**health_body()["requests"][0], "client": evil}]
     recent = [{**health_body()["recent"][0], "client": evil, "why": evil}]
     pool = pool_body()
-    pool["segments"][7]["client"] = pool["conversations"][1]["client"] = evil
+    pool["conversations"][1].update(label=evil, client=evil, why=evil)
     stub.pool = pool
     show(stub, requests=requests, recent=recent, model={"id": evil, "label": evil}, reason=evil)
     page.wait("document.querySelector('#model').textContent.startsWith('<img')")

@@ -149,7 +149,7 @@ def test_gauges_come_from_health_and_pool() -> None:
         "ctx": 32768,
         "memory": {"pool_bytes": 10, "pool_budget_bytes": 100, "weights_bytes": 7, "process_bytes": None},
     }
-    text = render_metrics(health, {"counts": {"segments": 12, "conversations": 2, "tokens": None}})
+    text = render_metrics(health, {"segments": 12, "conversation_count": 2, "tokens": None, "conversations": []})
     assert value(text, "pooled_ready") == 1
     assert value(text, "pooled_requests_running") == 2
     assert value(text, "pooled_requests_queued") == 1
@@ -188,7 +188,7 @@ def test_names_follow_the_conventions() -> None:
     metrics = Metrics()
     metrics.error("x")
     text = render_metrics(
-        {"running": 1, "memory": {"pool_bytes": 1}}, {"counts": {"segments": 3}, "counters": {"evicted: oldest": 1}}, metrics
+        {"running": 1, "memory": {"pool_bytes": 1}}, {"segments": 3, "counters": {"evicted: oldest": 1}}, metrics
     )
     families = list(text_string_to_metric_families(text))
     assert len(families) > 10

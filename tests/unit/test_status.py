@@ -75,7 +75,7 @@ def test_a_working_server(stage: Stage) -> None:
         "claude-cli messages writing 312 tokens, 61.2 tokens/s 8.4 s",
         "codex responses reading 40 % 12,288 of 29,971 tokens, 8,192 reused 3.1 s",
         "opencode chat_completions waiting 2 ahead 1.2 s",
-        "claude-cli in use 21,034 26.0 MiB 2 3 s ago",
+        "claude-cli in use 21,034 218 MiB 37 3 s ago",
         "claude-cli side request 16,500 5.4 MiB 0 1 h 6 min ago",
     ):
         assert wanted in lines, wanted
@@ -147,7 +147,7 @@ def test_json(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     seen = json.loads(capsys.readouterr().out)
     assert seen["state"] == "ready"
     assert seen["health"]["running"] == 2
-    assert seen["pool"]["counts"]["segments"] == 8
+    assert seen["pool"]["segments"] == 8
     assert seen["installed_version"] == __version__
     assert (seen["last_crash"], seen["refusal"]) == (None, None)
     stage.health = None
@@ -172,14 +172,14 @@ def test_what_clients_send_is_never_read_as_markup(stage: Stage) -> None:
     recent = [{**health_body()["recent"][0], "client": evil, "why": evil, "finish": "stop"}]
     requests = [{**health_body()["requests"][0], "client": evil}]
     pool = pool_body()
-    pool["conversations"][0]["client"] = evil
+    pool["conversations"][1]["label"] = evil
     stage.health, stage.pool = health_body(recent=recent, requests=requests, reason=evil), pool
     text = stage.run(width=200)[1]
     assert text.count(evil) == 4
 
 
 def test_odd_pools_are_left_out(stage: Stage) -> None:
-    for pool in (None, [], {"conversations": None}, {"conversations": [3], "counts": 7}):
+    for pool in (None, [], {"conversations": None}, {"conversations": [3, {"children": 7}], "conversation_count": "x"}):
         stage.pool = pool  # pyright: ignore[reportAttributeAccessIssue]
         assert stage.run()[0] == 0
 
@@ -187,7 +187,7 @@ def test_odd_pools_are_left_out(stage: Stage) -> None:
 def test_many_conversations_are_cut_short(stage: Stage) -> None:
     pool = pool_body()
     pool["conversations"] = pool["conversations"] * 5
-    pool["counts"]["conversations"] = 123
+    pool["conversation_count"] = 123
     stage.pool = pool
     assert "and 115 more conversations" in stage.run()[1]
 
