@@ -92,6 +92,22 @@ class Disguise:
             return [self.hide_value(item) for item in value]
         return value
 
+    def hide_schema(self, value: Any) -> Any:
+        """`hide_value` for a JSON schema, the names of its properties hidden as names wherever they stand."""
+        if isinstance(value, Mapping):
+            hidden: dict[str, Any] = {}
+            for key, item in value.items():
+                if key == "properties" and isinstance(item, Mapping):
+                    hidden[key] = {self.hide_name(str(name)): self.hide_schema(inner) for name, inner in item.items()}
+                elif key == "required" and isinstance(item, list):
+                    hidden[key] = [self.hide_name(name) if isinstance(name, str) else name for name in item]
+                else:
+                    hidden[self.hide(str(key))] = self.hide_schema(item)
+            return hidden
+        if isinstance(value, list | tuple):
+            return [self.hide_schema(item) for item in value]
+        return self.hide(value) if isinstance(value, str) else value
+
     def tag(self, text: str) -> str:
         """Text of our own whose control tokens shall be control tokens, in a form that no template looks into."""
         return self._control.pattern.sub(lambda match: self._stand_in(self._tags, match[0]), text)
@@ -159,3 +175,18 @@ def strings_in(value: Any) -> Iterable[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from strings_in(item)
+
+
+def property_names(value: Any) -> Iterable[str]:
+    """The names of all properties in a JSON schema."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key == "properties" and isinstance(item, Mapping):
+                yield from map(str, item)
+                for inner in item.values():
+                    yield from property_names(inner)
+            else:
+                yield from property_names(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from property_names(item)

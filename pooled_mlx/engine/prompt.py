@@ -19,6 +19,7 @@ from pooled_mlx.engine.conversation import (
     arrange,
     disguised,
     last_user,
+    listing,
     names_of,
     read_turns,
     strings_of,
@@ -80,7 +81,7 @@ class PromptBuilder:
         self.exact_ids = exact_ids
         self._dates = dates or Dates()
         self._control = ControlText(tokens, template.source)
-        self._forms = ToolForms(self._control.is_clean)
+        self._forms = ToolForms(self._control.is_clean, self._control.is_clean_name)
         self._in_pieces = self._pieces_agree()
 
     def build(self, request: Request) -> Prompt:
@@ -93,8 +94,8 @@ class PromptBuilder:
         tools, listed = form.tools, list(form.listing)
         if disguise is not None:
             said = disguised(said, disguise)
-            listed = disguise.hide_value(listed)
             tools = tuple(_disguised_tool(tool, disguise) for tool in tools)
+            listed = listing(tools)
         said = arrange(said, tools, self.traits)
         options = template_options(rule, request.thinking)
         strings = () if disguise or not any(map(_has_reasoning, said)) else [*strings_of(said), *strings_in(form.listing)]
@@ -116,12 +117,7 @@ class PromptBuilder:
     def _disguise(self, said: Sequence[Said], form: ToolForm) -> Disguise | None:
         """The stand-ins of a request that needs them."""
         control = self._control
-        if (
-            form.clean
-            and all(map(control.is_clean, strings_of(said)))
-            and all(map(control.is_clean_name, names_of(said)))
-            and all(control.is_clean_name(tool.name) for tool in form.tools)
-        ):
+        if form.clean and all(map(control.is_clean, strings_of(said))) and all(map(control.is_clean_name, names_of(said))):
             return None
         return Disguise(control, [*strings_of(said), *strings_in(form.listing)])
 
@@ -234,7 +230,7 @@ def _disguised_tool(tool: Tool, disguise: Disguise) -> Tool:
         tool,
         name=disguise.hide_name(tool.name),
         description=disguise.hide(tool.description),
-        parameters=tool.parameters if isinstance(tool.parameters, bool) else disguise.hide_value(tool.parameters),
+        parameters=tool.parameters if isinstance(tool.parameters, bool) else disguise.hide_schema(tool.parameters),
         grammar=tool.grammar and replace(tool.grammar, definition=disguise.hide(tool.grammar.definition)),
     )
 

@@ -180,8 +180,9 @@ class ScriptCursor:
     def __init__(self, answer: ScriptedAnswer) -> None:
         self._answers = answer.answers
         self._ids = answer.ids
-        self._text = b"".join(self._answers.bytes_of[index] for index in answer.ids)
-        self._ends = list(accumulate(len(self._answers.bytes_of[index]) for index in answer.ids))
+        said = [b"" if index in self._answers.eos_ids else self._answers.bytes_of[index] for index in answer.ids]
+        self._text = b"".join(said)
+        self._ends = list(accumulate(map(len, said)))
         self._place = 0
         self._bridge: list[int] = []
         self._done_bytes = 0

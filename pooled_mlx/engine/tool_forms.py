@@ -12,7 +12,7 @@ from typing import Any
 
 from pooled_mlx.core.request import Tool
 from pooled_mlx.engine.conversation import listing
-from pooled_mlx.engine.defuse import strings_in
+from pooled_mlx.engine.defuse import property_names, strings_in
 
 BUDGET_BYTES = 32 << 20
 _ENTRY_BYTES = 600
@@ -33,11 +33,14 @@ class ToolForms:
     """Tool set -> the form in which it was seen first, the least recently used forgotten first. Safe to use from any thread.
 
     Two sets are the same when their tools are equal but for the order of tools and of keys. `strict` is not rendered and has
-    no influence. `is_clean` says whether a text can go through a template as it is.
+    no influence. `is_clean` and `is_clean_name` say whether a text and a name can go through a template as they are.
     """
 
-    def __init__(self, is_clean: Callable[[str], bool], budget_bytes: int = BUDGET_BYTES) -> None:
+    def __init__(
+        self, is_clean: Callable[[str], bool], is_clean_name: Callable[[str], bool], budget_bytes: int = BUDGET_BYTES
+    ) -> None:
         self._is_clean = is_clean
+        self._is_clean_name = is_clean_name
         self.budget_bytes = budget_bytes
         self.bytes = 0
         self._forms: OrderedDict[bytes, tuple[ToolForm, int]] = OrderedDict()
@@ -59,7 +62,9 @@ class ToolForms:
 
     def _new(self, tools: Sequence[Tool], key: bytes, characters: int) -> ToolForm:
         listed = tuple(listing(tools))
-        form = ToolForm(tuple(tools), listed, all(map(self._is_clean, strings_in(listed))), key)
+        names = [name for tool in tools for name in (tool.name, *property_names(tool.parameters))]
+        clean = all(map(self._is_clean, strings_in(listed))) and all(map(self._is_clean_name, names))
+        form = ToolForm(tuple(tools), listed, clean, key)
         cost = _ENTRY_BYTES + 8 * characters
         with self._lock:
             held = self._forms.get(key)
