@@ -101,7 +101,7 @@ def models_page() -> str:
         "",
         "```toml",
         'id = "my-model"',
-        'label = "My model, 4-bit"',
+        'label = "My model"',
         'repo = "someone/My-Model-4bit"   # or folder = "/path/to/folder"',
         'weights_bytes = "8.2 GB"',
         'minimum_memory_bytes = "16 GiB"',

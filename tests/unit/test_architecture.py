@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -162,3 +163,29 @@ def test_help_loads_nothing_heavy():
         "asyncio",
     }
     assert not heavy & loaded_after(code)
+
+
+FORBIDDEN_TEXT = re.compile("|".join((r"\bTO" r"DO\b", r"\bFIX" r"ME\b", r"\bX" r"XX\b", "/work/", "/tmp/w/", "/root/")))
+"""Unfinished things and places of one machine."""
+
+
+def test_no_unfinished_business_and_no_machine_paths():
+    texts = [
+        path
+        for folder in ("pooled_mlx", "tests", "scripts", "models", "docs", "benchmarks")
+        for path in (ROOT / folder).rglob("*")
+    ]
+    texts += [
+        ROOT / name
+        for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "pyproject.toml")
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in texts
+        if path.suffix in (".py", ".md", ".toml", ".html", ".jinja", ".json", ".sh", "")
+        and path.is_file()
+        and "__pycache__" not in path.parts
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if FORBIDDEN_TEXT.search(line)
+    ]
+    assert found == []
