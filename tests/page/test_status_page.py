@@ -113,6 +113,11 @@ def test_the_last_requests_say_why(page: Tab, stub: StubServer) -> None:
     assert page.run("document.querySelector('#finished li .tag').dataset.tone") == "bad"
 
 
+def test_a_browser_is_called_one(page: Tab, stub: StubServer) -> None:
+    show(stub, recent=[{**health_body()["recent"][0], "client": "Mozilla"}], requests=[])
+    page.wait("document.querySelector('#finished .who').textContent === 'browser'")
+
+
 def test_many_requests_are_folded(page: Tab, stub: StubServer) -> None:
     recent = [{**health_body()["recent"][0], "id": f"r{number}", "finished_at": 1e9 + number} for number in range(30)]
     show(stub, recent=recent)
