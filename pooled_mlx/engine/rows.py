@@ -11,7 +11,7 @@ from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.events import Event, Failed, Finished, Usage
 from pooled_mlx.core.ports import Prepared
 from pooled_mlx.engine.channel import Channel
-from pooled_mlx.engine.faults import Faults
+from pooled_mlx.engine.faults import Faults, ScriptedFault
 from pooled_mlx.engine.pool import Boundary, Lease
 from pooled_mlx.engine.prompt import Prompt
 from pooled_mlx.engine.sampler import SamplingParameters
@@ -148,7 +148,10 @@ class Row:
         return events
 
     def plan_forced(self) -> None:
-        """Queue what must come next whatever the model says: grammar's forced tokens, or the end of a spent thought."""
+        """Queue what must come next whatever the model says: grammar's forced tokens, or the end of a spent thought.
+
+        Raises `GrammarFailed`, and `ScriptedFault` when a script ends before the answer can.
+        """
         if self.forced or self.finish is not None:
             return
         if self.constraint is not None:
@@ -165,6 +168,11 @@ class Row:
             and self.answer.reasoning_tokens >= budget
         ):
             self.forced = [self.close_thinking_id]
+        if not self.forced and self.script is not None and self.script.next_token(0) is None:
+            raise ScriptedFault(
+                "the scripted answer is over, but the grammar of this request wants more. Compare its text with the request's "
+                'tools, response_format and thinking, or lift the grammar with "free": true'
+            )
 
     def usage(self) -> Usage:
         """Token counts so far."""
