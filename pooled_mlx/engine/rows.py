@@ -168,11 +168,20 @@ class Row:
             and self.answer.reasoning_tokens >= budget
         ):
             self.forced = [self.close_thinking_id]
-        if not self.forced and self.script is not None and self.script.next_token(0) is None:
+        if not self.forced and self._script_is_over():
             raise ScriptedFault(
                 "the scripted answer is over, but the grammar of this request wants more. Compare its text with the request's "
                 'tools, response_format and thinking, or lift the grammar with "free": true'
             )
+
+    def _script_is_over(self) -> bool:
+        """True when the script has said everything and the grammar does not let the answer end there."""
+        if self.script is None:
+            return False
+        token = self.script.next_token(0)
+        if token is None:
+            return True
+        return token in self.eos_ids and self.constraint is not None and not self.constraint.may_end()
 
     def usage(self) -> Usage:
         """Token counts so far."""

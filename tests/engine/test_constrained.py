@@ -217,7 +217,7 @@ def test_the_end_token_is_not_taken_inside_a_thought(model: LoadedModel) -> None
             self.place = 0
 
         def next_token(self, ahead: int) -> int | None:
-            return EOS if self.place + ahead == 3 else None
+            return EOS if self.place + ahead == 3 else 5
 
         def consume(self, token: int) -> None:
             self.place += 1
