@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 
 from pooled_mlx.engine.exact_ids import Ids
 from pooled_mlx.engine.token_bytes import token_bytes
@@ -71,12 +71,13 @@ class Tokens:
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.bytes_of: tuple[bytes, ...] = token_bytes(tokenizer, vocabulary, self.added, self.vocab_size)
-        self._plain = _without_control(
-            tokenizer, [token for index, token in tokens.items() if index not in self.control_ids], False
-        )
-        self._plain_inside = _without_control(
-            tokenizer, [token for index, token in tokens.items() if index not in self.control_ids], True
-        )
+        texts = [token for index, token in tokens.items() if index not in self.control_ids]
+        self._plain = _without_control(tokenizer, texts, False)
+        self._plain_inside = _without_control(tokenizer, texts, True)
+        # A tokenizer numbers its added tokens itself; without the control tokens the numbers may differ.
+        self._renumber = np.arange(self.vocab_size, dtype=np.uint32)
+        for token in texts:
+            self._renumber[self._plain.token_to_id(token.content)] = self.added[token.content]
         self._is_control = np.zeros(self.vocab_size, dtype=bool)
         self._is_control[list(self.control_ids)] = True
         self._memo = PieceMemo(memo_bytes)
@@ -131,7 +132,7 @@ class Tokens:
     def _encode(self, texts: list[str], inside: bool) -> list[Ids]:
         tokenizer = self._plain_inside if inside else self._plain
         encodings = tokenizer.encode_batch_fast([_encodable(text) for text in texts], add_special_tokens=False)
-        return [self._checked(text, _frozen(encoding.ids)) for text, encoding in zip(texts, encodings, strict=True)]
+        return [self._checked(text, self._numbered(encoding)) for text, encoding in zip(texts, encodings, strict=True)]
 
     def _checked(self, text: str, ids: Ids) -> Ids:
         """Some vocabularies can spell a control token without its being added; such text is cut inside the token's text."""
@@ -146,7 +147,10 @@ class Tokens:
         return _frozen(np.concatenate([self._checked(part, self._encode_one(part)) for part in parts if part]))
 
     def _encode_one(self, text: str) -> Ids:
-        return _frozen(self._plain_inside.encode(text, add_special_tokens=False).ids)
+        return self._numbered(self._plain_inside.encode(text, add_special_tokens=False))
+
+    def _numbered(self, encoding: Encoding) -> Ids:
+        return _frozen(self._renumber[encoding.ids] if encoding.ids else [])
 
 
 class PieceMemo:

@@ -84,6 +84,15 @@ def test_blanks_and_html_elements_are_text_although_they_are_added() -> None:
     assert {tokens.added["\n\n"], tokens.added["<table>"]} <= set(ids)
 
 
+def test_text_tokens_behind_control_tokens_keep_their_ids() -> None:
+    tokenizer = byte_level(tags=("<think>", "<b>", "\t\t"))
+    tokens = Tokens(tokenizer)
+    assert set(tokens.added) - set(tokens.control) == {"<b>", "\t\t"}
+    ids = tokens.encode_plain("x<b>\t\t<think>").tolist()
+    assert ids[1:3] == [tokens.added["<b>"], tokens.added["\t\t"]]
+    assert tokens.bytes_for(ids) == b"x<b>\t\t<think>"
+
+
 def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
     tokens = byte_level_tokens()
     assert tokens.bytes_for(tokens.encode_plain("a\ud800b").tolist()).decode() == "a\ufffdb"
