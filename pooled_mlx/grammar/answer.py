@@ -21,6 +21,7 @@ from pooled_mlx.grammar.spec import AnswerSpec
 
 _TOOLS = "/tools/"
 _SEARCH_SECONDS = 15.0
+_MOST_JSON_LEVELS = 128
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -100,7 +101,12 @@ def _make(
         markers=chat_format.tags & tokenizer.added.keys(),
     )
     work = _Work(spec, chat_format, tokenizer, strict=form.kind == "json_schema" and form.strict)
-    lark = work.write(spec)
+    try:
+        lark = work.write(spec)
+    except RecursionError:
+        spec = replace(spec, tools=tuple(_shallow(tool, spec.degraded) for tool in offered))
+        work = _Work(spec, chat_format, tokenizer, strict=form.kind == "json_schema" and form.strict)
+        lark = work.write(spec)
     compiled = None
     if isinstance(tokens, Compiler):
         try:
@@ -180,6 +186,22 @@ def _check_size(tool: Tool, index: int) -> None:
         raise bad_request(
             f"The schema of tool {tool.name!r} has {size} characters (limit {limit}). Send a smaller one.", f"tools[{index}]"
         )
+
+
+def _shallow(tool: Tool, degraded: dict[str, str]) -> Tool:
+    """The tool, without its schema where that is nested deeper than any schema that could be held."""
+    level: list[Any] = [tool.parameters]
+    for _ in range(_MOST_JSON_LEVELS):
+        level = [
+            item
+            for value in level
+            if isinstance(value, dict | list)
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+    if not level:
+        return tool
+    degraded[tool.name] = f"its schema is nested more than {_MOST_JSON_LEVELS} levels deep"
+    return replace(tool, parameters=_ANY_OBJECT)
 
 
 def _key(request: Request, tools: tuple[Tool, ...], reasoning_open: bool, chat_format: AnswerFormat) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pooled_mlx.grammar import counting, formats, rewrites, unevaluated
+from pooled_mlx.grammar import counting, formats, lint, rewrites, unevaluated
 from pooled_mlx.grammar.errors import SchemaError
 from pooled_mlx.grammar.nodes import NUMBERS, Node, intersection
 from pooled_mlx.grammar.refs import escape
@@ -43,6 +43,8 @@ def _type(_: Lowering, value: Any, _schema: Mapping[str, Any], out: dict[str, An
 def _enum(lowering: Lowering, value: Any, _s: Mapping[str, Any], out: dict[str, Any], place: Place) -> Sequence[Node]:
     if not isinstance(value, list):
         raise broken(place, "enum", "a list of values", value)
+    lint.check_entries(len(value), lint.MAX_ENUM_VALUES, place.at("enum"), "enum")
+    lowering.add_nodes(len(value))
     return _values(lowering, value, "enum", out, place)
 
 
@@ -170,6 +172,7 @@ def _inward(value: float, *, upward: bool) -> float | None:
 def _multiple(lowering: Lowering, value: Any, schema: Mapping[str, Any], out: dict[str, Any], place: Place) -> Sequence[Node]:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise broken(place, "multipleOf", "a number over 0", value)
+    lowering.multiples += 1
     out["multipleOf"] = value
     lowering.check(out, place.at("multipleOf"), "multipleOf", lambda: out.pop("multipleOf", None))
     return ()
@@ -177,8 +180,9 @@ def _multiple(lowering: Lowering, value: Any, schema: Mapping[str, Any], out: di
 
 def _properties(lowering: Lowering, value: Any, _s: Mapping[str, Any], out: dict[str, Any], place: Place) -> Sequence[Node]:
     inner = place.down("properties")
+    node = lowering.node
     out["properties"] = {
-        name: lowering.node(item, inner.beside(escape(name))) for name, item in mapping(value, "properties", place).items()
+        name: node(item, inner.beside(escape(name))) for name, item in mapping(value, "properties", place).items()
     }
     return ()
 
@@ -188,7 +192,9 @@ def _pattern_properties(
 ) -> Sequence[Node]:
     found: dict[str, Node] = {}
     inner = place.down("patternProperties")
-    for pattern, item in mapping(value, "patternProperties", place).items():
+    at = place.at("patternProperties")
+    lint.check_entries(len(mapping(value, "patternProperties", place)), lint.MAX_PATTERN_PROPERTIES, at, "patternProperties")
+    for pattern, item in value.items():
         at = inner.beside(escape(pattern))
         translated = translate(lowering, pattern, at.pointer, "patternProperties")
         lowered = lowering.node(item, at)

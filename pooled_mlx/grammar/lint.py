@@ -1,11 +1,10 @@
-"""Caps on what a client may ask a grammar to hold, checked before anything is compiled."""
+"""Caps on what a client may ask a grammar to hold, checked while a schema is read, before anything is compiled."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple
 
 from pooled_mlx.grammar.errors import SchemaError
 from pooled_mlx.grammar.nodes import Node
@@ -20,49 +19,23 @@ MAX_PATTERN_PROPERTIES = 64
 MAX_TOOL_SCHEMA_CHARACTERS = 32_000
 MAX_GRAMMAR_BYTES = 4 * 2**20
 
-_LISTS = {
-    "enum": MAX_ENUM_VALUES,
-    "anyOf": MAX_BRANCHES,
-    "oneOf": MAX_BRANCHES,
-    "allOf": MAX_BRANCHES,
-    "patternProperties": MAX_PATTERN_PROPERTIES,
-}
+
+def check_entries(count: int, limit: int, pointer: str, keyword: str) -> None:
+    """Raise `SchemaError` when a list of a schema is longer than `limit`."""
+    if count > limit:
+        raise SchemaError(pointer, keyword, f"{keyword} has {count} entries (limit {limit})")
 
 
-class Measure(NamedTuple):
-    """The size of a schema, and whether parts of it have names (`$id`, `$anchor`) that references may use."""
+def check_nodes(count: int, where: str) -> None:
+    """Raise `SchemaError` when a schema has too many nodes: sub-schemas and values of enum."""
+    if count > MAX_NODES:
+        raise SchemaError(where, "", f"the schema has more than {MAX_NODES} nodes (limit {MAX_NODES})")
 
-    nodes: int
-    named: bool
 
-
-def check(schema: Any, where: str) -> Measure:
-    """The measure of a schema as sent. Raises `SchemaError` over a cap; the message holds the value and the limit.
-
-    Nodes are sub-schemas and the values of enum. The walk is a loop: depth costs no stack.
-    """
-    nodes = 0
-    named = False
-    stack: list[tuple[Any, str, int]] = [(schema, where, 0)]
-    while stack:
-        part, pointer, depth = stack.pop()
-        nodes += 1
-        if depth > MAX_DEPTH:
-            raise SchemaError(pointer, "", f"schemas are nested {depth} levels deep here (limit {MAX_DEPTH})")
-        if nodes > MAX_NODES:
-            raise SchemaError(where, "", f"the schema has more than {MAX_NODES} nodes (limit {MAX_NODES})")
-        if not isinstance(part, Mapping):
-            continue
-        named = named or "$id" in part or "$anchor" in part or "$dynamicAnchor" in part
-        for key, limit in _LISTS.items():
-            value = part.get(key)
-            if value is not None and isinstance(value, list | Mapping):
-                if len(value) > limit:
-                    raise SchemaError(f"{pointer}/{key}", key, f"{key} has {len(value)} entries (limit {limit})")
-                if key == "enum":
-                    nodes += len(value)
-        stack.extend((child, pointer + step, depth + 1) for step, child in children(part))
-    return Measure(nodes, named)
+def check_depth(depth: int, pointer: str) -> None:
+    """Raise `SchemaError` when schemas are nested too deep, references not counted."""
+    if depth > MAX_DEPTH:
+        raise SchemaError(pointer, "", f"schemas are nested {depth} levels deep here (limit {MAX_DEPTH})")
 
 
 def coefficient(multiple: float) -> int:

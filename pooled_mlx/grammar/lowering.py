@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pooled_mlx.grammar import lint
 from pooled_mlx.grammar.complement import Algebra
 from pooled_mlx.grammar.errors import SchemaError, Unenforced
 from pooled_mlx.grammar.keywords import KEYWORDS
@@ -60,20 +61,22 @@ class Check:
 class Lowering:
     """One document on its way. `run` once; then `unenforced`, `definitions`, `nodes` and `checks` belong to the result.
 
-    `patterns` counts regular expressions, `joined` tells whether some are intersected with something: the engine proves then
-    that the intersection is not empty, which can take forever.
+    `count` is the number of nodes read, `multiples` that of multipleOf, `patterns` that of regular expressions. `joined` tells
+    whether something is intersected: the engine proves then that an intersection is not empty, which can take for ever.
     """
 
-    def __init__(self, root: Any, *, strict: bool, where: str, tool: bool, named: bool) -> None:
+    def __init__(self, root: Any, *, strict: bool, where: str, tool: bool) -> None:
         self.strict = strict
         self.where = where
         self.tool = tool
-        self.document = Document(root, where, named=named)
+        self.document = Document(root, where)
         self.draft = "2020-12"
         self.unenforced: list[Unenforced] = []
         self.definitions: dict[str, Node] = {}
         self.checks: list[Check] = []
         self.nodes: list[dict[str, Any]] = []
+        self.count = 0
+        self.multiples = 0
         self.patterns = 0
         self.joined = False
         self.algebra = Algebra(self.resolved, self.settle)
@@ -105,6 +108,8 @@ class Lowering:
             return schema
         if not isinstance(schema, Mapping):
             raise SchemaError(place.pointer, "", f"a schema is an object or a boolean, not {json_type(schema)}")
+        lint.check_depth(place.depth, place.pointer)
+        self.add_nodes(1)
         if "$ref" in schema and self.document.lone_references:
             schema = {"$ref": schema["$ref"]}
         if "$id" in schema:
@@ -131,6 +136,11 @@ class Lowering:
         if len(self.unenforced) > was:
             self._relaxed.add(id(out))
         return out
+
+    def add_nodes(self, count: int) -> None:
+        """Count what was read of the document. Raises `SchemaError` over the cap."""
+        self.count += count
+        lint.check_nodes(self.count, self.where)
 
     def keep(self, node: dict[str, Any]) -> dict[str, Any]:
         """Remember a node of the result: some are completed or replaced in place at the end."""

@@ -16,7 +16,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-COMPILE_DEADLINE_SECONDS = 5.0
+COMPILE_DEADLINE_SECONDS = 15.0
 """A grammar that takes longer is refused. The caps of `grammar.lint` keep honest schemas far below."""
 
 CACHED_GRAMMARS = 128
@@ -343,7 +343,7 @@ def build(tokenizer: GrammarTokenizer, grammar_text: str) -> CompiledGrammar:
     try:
         probe.fill_mask(np.zeros(tokenizer.mask_words, dtype=np.uint32))
     except GrammarFailed as failure:
-        raise GrammarRefused(str(failure)) from failure
+        raise GrammarRefused(f"nothing can be written under it ({failure})") from failure
     return CompiledGrammar(grammar_text, matcher, tokenizer, tuple(matcher.get_grammar_warnings()))
 
 

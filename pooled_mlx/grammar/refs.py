@@ -8,12 +8,15 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from pooled_mlx.grammar.errors import SchemaError
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_SINGLES = (
-    "items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains",
-    "propertyNames", "not", "if", "then", "else", "contentSchema",
-)  # fmt: skip
+_SINGLE, _LIST, _MAP = 1, 2, 4
+_FORMS = {
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"), _MAP),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _LIST),
+    **dict.fromkeys(("additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties"), _SINGLE),
+    **dict.fromkeys(("contains", "propertyNames", "not", "if", "then", "else", "contentSchema"), _SINGLE),
+    "items": _SINGLE | _LIST,
+}
+"""Keywords that hold sub-schemas, and how."""
 
 
 class Target(NamedTuple):
@@ -35,29 +38,26 @@ def escape(name: str) -> str:
 
 def children(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The direct sub-schemas of `schema`, as (pointer below it, sub-schema)."""
-    for key in _MAPS:
-        value = schema.get(key)
-        if isinstance(value, Mapping):
+    for key, value in schema.items():
+        form = _FORMS.get(key)
+        if form is None:
+            continue
+        if type(value) is list:
+            if form & _LIST:
+                for index, item in enumerate(value):
+                    yield f"/{key}/{index}", item
+        elif isinstance(value, bool) or form & _SINGLE:
+            if form & _SINGLE:
+                yield f"/{key}", value
+        elif isinstance(value, Mapping):
             for name, item in value.items():
                 yield f"/{key}/{escape(name)}", item
-    for key in _LISTS:
-        value = schema.get(key)
-        if isinstance(value, list):
-            for index, item in enumerate(value):
-                yield f"/{key}/{index}", item
-    for key in _SINGLES:
-        value = schema.get(key)
-        if isinstance(value, Mapping | bool):
-            yield f"/{key}", value
 
 
 class Document:
-    """One schema document and what can be referred to in it. The index is built when the first reference needs it.
+    """One schema document and what can be referred to in it. Its parts are indexed when the first reference needs it."""
 
-    Not `named`: no part of it has a name of its own, so that all references are pointers.
-    """
-
-    def __init__(self, root: Any, where: str, *, named: bool) -> None:
+    def __init__(self, root: Any, where: str) -> None:
         self.root = root
         self.where = where
         self.lone_references = False
@@ -65,9 +65,6 @@ class Document:
         self._anchors: dict[tuple[str, str], Target] = {}
         self._dynamic: dict[str, int] = {}
         self._indexed = False
-        if not named:
-            self._indexed = True
-            self._resources[""] = Target(root, where, "")
 
     def base_of(self, schema: Mapping[str, Any], base: str) -> str:
         """The base for references inside `schema`, which lies in `base`."""

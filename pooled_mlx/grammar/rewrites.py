@@ -68,7 +68,8 @@ def _exactly_one(lowering: Lowering, nodes: Sequence[Node]) -> Node:
         excluded += len(others)
         if excluded > MAX_ALTERNATIVES:
             raise Inexact("too many of its alternatives overlap")
-        alternatives.append(intersection([node, *(lowering.algebra.complement(other) for other in others)]))
+        kinds = lowering.algebra.kinds(node)
+        alternatives.append(intersection([node, *(lowering.algebra.complement(other, kinds) for other in others)]))
     return any_of(alternatives)
 
 

@@ -23,7 +23,7 @@ _MANY_DEFINITIONS = 100
 class Lowered:
     """A schema that the grammar engine takes as it is: local `$defs` only, no annotation, false where nothing fits.
 
-    `schema` is self-contained. `unenforced` lists what it does not hold, in document order.
+    `schema` is self-contained. `unenforced` lists what it does not hold.
     """
 
     schema: Mapping[str, Any]
@@ -41,13 +41,13 @@ def lower(
 
     Raises `SchemaError`: broken schemas, caps, schemas that no finite value meets.
     """
-    measure = lint.check(schema, where)
-    lowering = Lowering(schema, strict=strict, where=where, tool=tool, named=measure.named)
+    lowering = Lowering(schema, strict=strict, where=where, tool=tool)
     root = close(lowering.run(), lowering.definitions, lowering.nodes)
-    lint.check_multiples(root, lowering.definitions, where)
+    if lowering.multiples > 0:
+        lint.check_multiples(root, lowering.definitions, where)
     slow = (lowering.patterns > 0 and lowering.joined) or len(lowering.definitions) > _MANY_DEFINITIONS
     if verify or (verify is None and (slow or not tool)):
-        root = _verified(lowering, root, apart=slow or lowering.joined or measure.nodes > _MANY_NODES)
+        root = _verified(lowering, root, apart=slow or lowering.joined or lowering.count > _MANY_NODES)
     if root is False or root == never():
         raise SchemaError(where, "", "no finite value can meet this schema")
     return Lowered(_whole(root, lowering.definitions), tuple(lowering.unenforced))

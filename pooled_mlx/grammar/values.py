@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pooled_mlx.grammar import patterns
+from pooled_mlx.grammar import lint, patterns
 from pooled_mlx.grammar.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ def schemas(value: Any, keyword: str, place: Place) -> list[Any]:
     """A list of schemas that is not empty."""
     if not isinstance(value, list) or not value:
         raise broken(place, keyword, "a list of schemas that is not empty", value)
+    if keyword.endswith("Of"):
+        lint.check_entries(len(value), lint.MAX_BRANCHES, place.at(keyword), keyword)
     return value
 
 
