@@ -45,7 +45,7 @@ format:
 
 bench:
 	@sh scripts/setup.sh dev
-	@exec $(BIN)/pooled-mlx bench $(ARGS)
+	@exec $(BIN)/python -m benchmarks $(ARGS)
 
 soak:
 	@sh scripts/setup.sh dev
