@@ -33,6 +33,35 @@ CHATML_DROPS = r"""
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}
 {%- if enable_thinking is false %}{{- '\n</think>\n\n' }}{%- endif %}{%- endif %}"""
 
+# The model opens its block itself; empty reasoning is not rendered; with thinking off the block is closed in advance.
+QWEN3 = r"""
+{%- if tools %}{{- '<|im_start|>system\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
+{{- '# Tools\n<tools>' }}{%- for tool in tools %}{{- '\n' + tool | tojson }}{%- endfor %}{{- '\n</tools><|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{%- endif %}
+{%- set last = namespace(query=-1) %}
+{%- for m in messages %}{%- if m.role == 'user' %}{%- set last.query = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for m in messages %}
+{%- if m.role == 'user' or (m.role == 'system' and not loop.first) %}
+{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
+{%- elif m.role == 'assistant' %}
+{%- set reasoning = m.reasoning_content if m.reasoning_content is string else '' %}
+{{- '<|im_start|>assistant\n' }}
+{%- if loop.index0 > last.query and (loop.last or reasoning) %}
+{{- '<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' }}{%- endif %}
+{{- m.content.lstrip('\n') }}
+{%- for call in m.tool_calls or [] %}{%- if not loop.first or m.content %}{{- '\n' }}{%- endif %}
+{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- (call.function.arguments if call.function.arguments is string else call.function.arguments | tojson) + '}\n</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>\n' }}
+{%- elif m.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}"""
+
 LLAMA_SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 LLAMA = r"""{{- '<|begin_of_text|>' }}
 {%- macro turn(role) %}{{- '<|start_header_id|>' + role + '<|end_header_id|>\n\n' }}{%- endmacro %}
@@ -52,7 +81,8 @@ MISTRAL_SPECIAL += ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
 MISTRAL = r"""{%- set system = messages[0].content if messages[0].role == 'system' else '' %}
 {%- set rest = messages[1:] if system else messages %}
 {%- set state = namespace(user=true, last=0) %}
-{%- for m in rest %}{%- if m.role == 'user' %}{%- set state.last = loop.index0 %}{%- endif %}{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}
+{%- for m in rest %}{%- if m.role == 'user' %}{%- set state.last = loop.index0 %}{%- endif %}
+{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}
 {%- if (m.role == 'user') != state.user %}{{- raise_exception('Roles must alternate.') }}{%- endif %}
 {%- set state.user = not state.user %}{%- endif %}{%- endfor %}
 {{- '<s>' }}{%- for m in rest %}

@@ -13,6 +13,7 @@ import numpy as np
 
 from pooled_mlx import chat_formats
 from pooled_mlx.core.card import ModelCard
+from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import Request, Tool
 from pooled_mlx.engine.conversation import (
     Said,
@@ -86,6 +87,15 @@ class PromptBuilder:
 
     def build(self, request: Request) -> Prompt:
         """Render and encode. CPU work only. Raises `ApiError` (400) where the conversation cannot be rendered."""
+        try:
+            return self._build(request)
+        except RecursionError:
+            raise bad_request(
+                "A tool schema or the arguments of a tool call are nested too deeply. Send at most some hundred levels.",
+                "messages",
+            ) from None
+
+    def _build(self, request: Request) -> Prompt:
         rule = self.card.thinking
         dropped = self.card.drop_tools_when_none and request.tool_choice.mode == "none"
         form = self._forms.form(() if dropped else request.tools)

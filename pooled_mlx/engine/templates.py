@@ -99,7 +99,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateFailed(error.message or type(error).__name__) from error
         except RecursionError as error:
-            raise TemplateFailed("its macros call each other without end") from error
+            raise TemplateFailed("its macros call each other without end, or what it renders is nested too deeply") from error
         except Exception as error:  # a template can raise whatever the operators and methods of plain values raise
             raise TemplateFailed(f"{type(error).__name__}: {error}") from error
 

@@ -145,9 +145,7 @@ def test_client_text_arrives_unchanged(turns: tuple[Turn, ...]) -> None:
             place = found + len(said)
 
 
-BENIGN = st.text(st.sampled_from("abc .,\n\té日😀{}\"'<>|/_"), max_size=40).filter(
-    lambda text: not set("<>|") & set(text[:1] + text[-1:])
-)
+BENIGN = st.text(st.sampled_from("abc .,\n\té日😀{}\"'<>|/_"), max_size=40)
 
 
 @st.composite

@@ -27,6 +27,7 @@ READ = Tool("read_file", "Reads.", {"type": "object", "properties": {"path": {"t
 FAMILIES = {
     "chatml": (families.CHATML, CHATML, (), ("<|im_end|>",)),
     "chatml drops": (families.CHATML_DROPS, CHATML, QWEN_TAGS, ("<|im_end|>",)),
+    "qwen3": (families.QWEN3, CHATML, QWEN_TAGS, ("<|im_end|>",)),
     "replay": (replay_template(), CHATML, QWEN_TAGS, ("<|im_end|>",)),
     "llama": (families.LLAMA, families.LLAMA_SPECIAL, (), ("<|eot_id|>",)),
     "mistral": (families.MISTRAL, families.MISTRAL_SPECIAL, (), ("</s>",)),
@@ -383,3 +384,38 @@ def test_templates_that_want_short_ids_get_them() -> None:
     )
     assert "[TOOL_CALLS]" in text
     assert "call_0123456789" not in text
+
+
+def nested(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+@pytest.mark.parametrize("name", ["replay", "chatml", "chatml drops"])
+@pytest.mark.parametrize("levels", [50, 100_000])
+def test_deep_arguments_are_rendered_or_kept_as_text(name: str, levels: int) -> None:
+    build = builder(name)
+    turns = (user("q"), Turn("assistant", tool_calls=(call(nested(levels)),)), Turn("tool", "r", tool_call_id="c1"))
+    text = text_of(build.build(request(*turns)), build.tokens)
+    assert text.count("{") >= levels - 1
+
+
+@pytest.mark.parametrize("name", ["replay", "chatml", "chatml drops"])
+def test_what_is_nested_too_deeply_is_refused(name: str) -> None:
+    schema: dict = {}
+    for _ in range(100_000):
+        schema = {"properties": {"a": schema}}
+    with pytest.raises(ApiError, match="nested too deeply") as refused:
+        builder(name).build(request(user("q"), tools=(Tool("deep", parameters=schema),)))
+    assert refused.value.kind.status == 400
+    while schema:
+        schema = schema["properties"]["a"]
+
+
+def test_a_model_that_opens_its_block_itself() -> None:
+    build = builder("qwen3")
+    assert build.traits.native_tools
+    assert (build.traits.keeps_chain, build.traits.keeps_always) == (True, False)
+    on, off = (build.build(request(user("q"), thinking=Thinking(on=way))) for way in (True, False))
+    assert (on.opened, on.reasoning_open) == ("", False)
+    assert (off.opened, off.reasoning_open) == ("<think>\n\n</think>\n\n", False)
+    assert on.head == off.head

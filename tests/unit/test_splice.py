@@ -269,6 +269,20 @@ def test_a_template_that_writes_another_end_token_than_the_model() -> None:
     assert build.tokens.bytes_for(prompt.ids[len(cached) :].tolist()).startswith(b"<|start|>user")
 
 
+def test_a_model_that_opens_its_block_itself() -> None:
+    build = builder(families.QWEN3, False)
+    answer = Turn("assistant", "", reasoning="hm", tool_calls=CHAIN_CALL)
+    raw = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "read_file", "arguments": {"path": "a"}}\n</tool_call>'
+    _, cached = generate(build, ask(user("q")), raw, answer)
+    result = Turn("tool", "r", tool_call_id="c1")
+    for sent in (answer, replace(answer, reasoning=None)):
+        assert hits(build, ask(user("q"), sent, result), cached)
+    assert hits(build, ask(user("q"), answer, result, user("next")), cached)
+    quick = Turn("assistant", "OK")
+    _, cached = generate(build, ask(user("p"), thinking=OFF), "OK", quick)
+    assert hits(build, ask(user("p"), quick, user("next"), thinking=OFF), cached)
+
+
 @pytest.mark.parametrize("name", ["MISTRAL", "GEMMA", "LLAMA", "DEEPSEEK"])
 def test_other_families_are_spliced_too(name: str) -> None:
     special = getattr(families, f"{name}_SPECIAL")
