@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pooled_mlx.config import ConfigError, Settings, add_flags, load_settings, r
 from pooled_mlx.store import StoreError
 
 _LEAST_DISK = 2 * 1024**3
+_INDEX_SECONDS = 30
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "llguidance", "huggingface-hub", "quart", "hypercorn")
 
 
@@ -37,13 +39,18 @@ def add(subparsers: Any) -> None:
         "doctor", help="check this machine and installation", description="Exit code 1 when something is wrong."
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--agents",
+        action="store_true",
+        help="send the running server what each agent sends, and say what holds (takes minutes)",
+    )
     add_flags(parser, ("model", "host", "port", "token_file", "memory_limit"))
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run all checks; 1 when one is bad."""
-    findings = list(examine(vars(args)))
+    findings = list(examine_agents(args) if args.agents else examine(vars(args)))
     if args.json:
         print(json.dumps([{"what": f.what, "state": f.state, "text": f.text, "advice": f.advice} for f in findings], indent=1))
     else:
@@ -55,6 +62,27 @@ def run(args: argparse.Namespace) -> int:
     return int(any(finding.state == "bad" for finding in findings))
 
 
+def examine_agents(args: argparse.Namespace) -> Iterator[Finding]:
+    """What holds for each agent at the running server."""
+    from pooled_mlx.connect.examine import check_agents
+    from pooled_mlx.mac.address import AddressError, server_from
+    from pooled_mlx.mac.places import places
+
+    try:
+        server = server_from(args, places())
+    except AddressError as error:
+        yield Finding("server", "bad", str(error))
+        return
+    facts = server.health()
+    if not facts.ready:
+        advice = "Start one with pooled-mlx serve, or name it with --port"
+        yield Finding("server", "bad", f"no ready server at {server.base_url}: {facts.reason or facts.state}", advice)
+        return
+    yield Finding("server", "ok", f"{facts.model_id} at {server.base_url}, {facts.context_tokens} tokens of context")
+    for found in check_agents(server.base_url, server.token):
+        yield Finding(found.agent, "ok" if found.holds else "bad", f"{found.what}: {found.detail}")
+
+
 def examine(given: dict[str, Any]) -> Iterator[Finding]:
     """All findings. A check that fails itself is a finding too, and does not stop the others."""
     settings = Settings()
@@ -63,7 +91,16 @@ def examine(given: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("settings", "ok", "no unknown or wrong setting")
     except ConfigError as error:
         yield Finding("settings", "bad", str(error))
-    checks: tuple[Callable[[Settings], Iterator[Finding]], ...] = (_python, _packages, _device, _model, _disk, _token, _port)
+    checks: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
+        _python,
+        _packages,
+        _device,
+        _model,
+        _index,
+        _disk,
+        _token,
+        _port,
+    )
     for check in checks:
         try:
             yield from check(settings)
@@ -78,7 +115,11 @@ def _python(settings: Settings) -> Iterator[Finding]:
 def _packages(settings: Settings) -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
-    wanted = [Requirement(text) for text in requires("pooled-mlx") or ()]
+    try:
+        wanted = [Requirement(text) for text in requires("pooled-mlx") or ()]
+    except PackageNotFoundError:
+        wanted = []
+        yield Finding("packages", "note", "pooled-mlx runs from its sources: the versions of its packages are not checked")
     ranges = {entry.name: entry.specifier for entry in wanted if entry.marker is None or entry.marker.evaluate({"extra": ""})}
     found: list[str] = []
     for name in _PACKAGES:
@@ -143,6 +184,36 @@ def _model(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "model", "note", f"{card.id}, not on disk yet", f"pooled-mlx models pull {card.id} fetches it; serve does it too"
         )
+
+
+def _index(settings: Settings) -> Iterator[Finding]:
+    """Whether the wheel of the embedded model can be had, asked only while it is not here."""
+    from pooled_mlx.catalog import EMBEDDED_CARD
+    from pooled_mlx.store.ensure import disk_state
+    from pooled_mlx.store.wheel import drop_folder
+
+    card = load_user_catalog().get(EMBEDDED_CARD)
+    if card is None or card.wheel is None or disk_state(card)[0] == "ready":
+        yield Finding("index", "ok", "not needed: the embedded model is on disk")
+        return
+    wanted = f"{card.wheel.project}=={card.wheel.version}"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "index",
+        "versions",
+        card.wheel.project,
+        "--disable-pip-version-check",
+        "--no-input",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_INDEX_SECONDS, stdin=subprocess.DEVNULL)
+    if done.returncode == 0 and card.wheel.version in done.stdout:
+        yield Finding("index", "ok", f"the package index of this machine has {wanted}")
+    else:
+        reason = (done.stderr.strip().splitlines() or ["it is not listed"])[-1]
+        advice = f"Check pip config list, or put the wheel into {drop_folder()}"
+        yield Finding("index", "note", f"the package index of this machine does not offer {wanted}: {reason}", advice)
 
 
 def _disk(settings: Settings) -> Iterator[Finding]:

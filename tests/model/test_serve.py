@@ -135,3 +135,33 @@ def test_a_second_server_on_the_port_is_refused(served: Served):
     assert done.returncode == 1
     assert f"(pid {served.process.pid}): a pooled-mlx server version" in done.stderr
     assert "with smollm2-135m runs there already" in done.stderr
+
+
+def test_scripted_answers(embedded: Ready, tmp_path: Path):
+    """`serve --replay`: a call that the real parser reads, from a script."""
+    script = tmp_path / "answers.jsonl"
+    call = "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
+    script.write_text(json.dumps({"match": "weather", "text": call}) + "\n" + json.dumps({"text": "Hello."}) + "\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "pooled_mlx", "serve", "--replay", str(script), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    killer = _killer(process)
+    try:
+        assert process.stdout is not None
+        assert any(line.lstrip().startswith("others") for line in process.stdout)
+        parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+        body = {
+            "messages": [{"role": "user", "content": "weather in Paris?"}],
+            "tools": [{"type": "function", "function": {"name": "weather", "parameters": parameters}}],
+        }
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        answer = httpx.post(url, json=body, timeout=_START_SECONDS, trust_env=False).json()
+        (called,) = answer["choices"][0]["message"]["tool_calls"]
+        assert (called["function"]["name"], json.loads(called["function"]["arguments"])) == ("weather", {"city": "Paris"})
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        killer.cancel()

