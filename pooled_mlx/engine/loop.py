@@ -280,7 +280,7 @@ class Loop:
             self.counters.tokens += 1
             self._observer.token(row, 1)
             if row.finish is not None:
-                row.end()
+                row.end(self.slots.remember)
             self._pause(row, "token", 1)
         except Exception as error:
             row.broken = error

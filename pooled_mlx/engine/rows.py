@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -197,13 +198,18 @@ class Row:
         for event in events:
             self.channel.put(event)
 
-    def end(self) -> None:
-        """Send the rest of the answer and `Finished`."""
+    def end(self, remember: Callable[[Row], None]) -> None:
+        """Send the rest of the answer and `Finished`.
+
+        `remember` is called before that: a client may send the answer back at once.
+        """
         if self.ended:
             return
         self.ended = True
         assert self.finish is not None
-        self.emit(self.answer.finish(self.finish))
+        rest = self.answer.finish(self.finish)
+        remember(self)
+        self.emit(rest)
         self.channel.put(Finished(self.answer.finish_reason(self.finish), self.usage(), self.answer.stop, self.cache_note))
 
     def fail(self, error: ApiError) -> None:

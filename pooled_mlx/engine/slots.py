@@ -65,13 +65,20 @@ class Slots:
                 hot = finish_row(self.pool, row, caches)
                 if hot is not None:
                     self._make_hot(hot)
-                if row.out:
-                    self._remember(row)
+                if row.out and not row.ended:
+                    self.remember(row)
         except NotFinite:
             _log.warning("request %s: its state is not finite and was not kept", row.id)
         except Exception:
             _log.exception("request %s: its answer could not be kept", row.id)
         self.close(row, None)
+
+    def remember(self, row: Row) -> None:
+        """Keep the answer's exact ids. A failure costs a later cache hit, never the answer."""
+        try:
+            self._remember(row)
+        except Exception:
+            _log.exception("request %s: the ids of its answer could not be kept", row.id)
 
     def _make_hot(self, hot: HotCache) -> None:
         old, self.hot = self.hot, hot
@@ -110,7 +117,7 @@ class Slots:
         row.backing = None
         row.caches = row.pending = None
         if row.finish is not None and error is None:
-            row.end()
+            row.end(self.remember)
         else:
             row.fail(error or engine_failed("The request was cancelled."))
         self._observer.ended(row, error)
