@@ -3,46 +3,61 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from benchmarks.models import small_card, small_folder
-from benchmarks.servers import quartiles, words
+from benchmarks.prompts import words
+from benchmarks.report import Result, Size, at_least, interleaved, main, measured, note, ratios
 from pooled_mlx.core.request import Request, Turn
 from pooled_mlx.engine.calibrate import measure_step, spacing_for
-from pooled_mlx.engine.cuts import CutRule, checkpoints, pieces
+from pooled_mlx.engine.cuts import CutRule
 from pooled_mlx.engine.mlx_backend import LoadedModel, load, mx
-from pooled_mlx.engine.prefill import _with_short_tail
 from pooled_mlx.engine.prompt import Prompt, PromptBuilder
-from pooled_mlx.engine.segments import reserve
 from pooled_mlx.engine.templates import ChatTemplate
 from pooled_mlx.engine.tokens import Tokens
 
-PAIRS = 3
+SIZES = (
+    Size("pairs", 3, 1, "interleaved pairs"),
+    Size("messages", 60, 12, "messages of the history"),
+    Size("message_words", 95, 95, "words of each message"),
+    Size("step", 0, 128, "tokens of a prefill piece, 0: as measured"),
+    Size("piece_runs", 5, 2, "runs for each size of a piece"),
+)
+PIECES = (64, 128, 256, 512)
 
 
-def history() -> Prompt:
-    """60 messages, about 6,000 tokens."""
+def history(messages: int, message_words: int) -> Prompt:
+    """A conversation as the server would build it; 60 messages of 95 words are about 6,000 tokens."""
     folder = small_folder()
     tokens = Tokens.load(folder)
     builder = PromptBuilder(tokens, ChatTemplate.load(folder, tokens.named), small_card())
-    turns = [Turn("user" if index % 2 == 0 else "assistant", words(95, index)) for index in range(59)]
-    return builder.build(Request(id="history", turns=(Turn("system", words(95, 99)), *turns)))
+    turns = [Turn("user" if index % 2 == 0 else "assistant", words(message_words, index)) for index in range(messages - 1)]
+    return builder.build(Request(id="history", turns=(Turn("system", words(message_words, 99)), *turns)))
 
 
-def ours(model: LoadedModel, prompt: Prompt, rule: CutRule) -> float:
-    """Seconds of our pieces, as the loop runs them."""
-    began = time.perf_counter()
-    caches = model.make_cache()
-    marks = checkpoints(prompt.boundaries, len(prompt.ids), rule)
-    plan = _with_short_tail(pieces(0, marks, len(prompt.ids), rule))
-    for index, piece in enumerate(plan):
-        output = model.forward(mx.array(prompt.ids[piece.start : piece.end])[None], caches)
-        states = [cache.state for cache in caches]
-        mx.eval(states) if index + 1 < len(plan) else mx.eval(output[:, -1], states)
-        if index == 0:
-            reserve(caches, len(prompt.ids))
-    return time.perf_counter() - began
+class Ours:
+    """Our own prefill without a server: the loop's `Prefill` over a fresh pool, checkpoints and stored segments included."""
+
+    def __init__(self, model: LoadedModel, prompt: Prompt, rule: CutRule) -> None:
+        self._model, self._prompt, self._rule = model, prompt, rule
+
+    def seconds(self) -> float:
+        """Seconds to the logits of the first token."""
+        from pooled_mlx.engine.pool import Pool
+        from pooled_mlx.engine.prefill import Prefill, divisible
+        from tests.engine.harness import make_row
+
+        row = make_row(self._prompt.ids, 1, self._prompt.boundaries, system_end=self._prompt.system_end)
+        pool = Pool(1 << 34, b"benchmark", divisible=divisible(self._model), rule=self._rule)
+        began = time.perf_counter()
+        prefill = Prefill(self._model, pool, self._rule, row)
+        prefill.restore(None)
+        while not prefill.piece():
+            pass
+        return time.perf_counter() - began
 
 
 def theirs(model: LoadedModel, ids: np.ndarray) -> float:
@@ -54,24 +69,33 @@ def theirs(model: LoadedModel, ids: np.ndarray) -> float:
     return time.perf_counter() - began
 
 
-def run() -> None:
-    """Print the ratios."""
+def piece_rate(model: LoadedModel, tokens: int, total: int = 512) -> float:
+    """Tokens a second of a prompt of `total` tokens that is read in pieces of `tokens`."""
+    cache = model.make_cache()
+    began = time.perf_counter()
+    for _ in range(total // tokens):
+        model.forward(mx.array([[1] * tokens]), cache)
+        mx.eval([layer.state for layer in cache])
+    return total / (time.perf_counter() - began)
+
+
+def run(sizes: Any) -> Iterator[Result]:
+    """All results."""
     model = load(small_folder())
-    prompt = history()
-    step = measure_step(model)
-    print(f"{len(prompt.ids)} tokens, {len(prompt.boundaries)} boundaries, measured step {step}")
-    for tried in sorted({step, 256, 512}):
-        rule = CutRule(tried, spacing_for(tried), 64)
-        ratios = []
-        for index in range(PAIRS):
-            first, second = (ours(model, prompt, rule), theirs(model, prompt.ids)) if index % 2 == 0 else (0.0, 0.0)
-            if index % 2:
-                second = theirs(model, prompt.ids)
-                first = ours(model, prompt, rule)
-            ratios.append(second / first)
-        low, middle, high = quartiles(ratios)
-        print(f"step {tried}: cold prefill speed / mlx-lm's: median {middle:.3f} (quartiles {low:.3f} {high:.3f})")
+    prompt = history(sizes.messages, sizes.message_words)
+    measured_step = measure_step(model)
+    step = sizes.step or measured_step
+    yield note("history", f"{len(prompt.ids)} tokens, {len(prompt.boundaries)} boundaries")
+    yield note("prefill step", f"{step}" + ("" if step == measured_step else f" (measured: {measured_step})"))
+    rows = interleaved(sizes.piece_runs, [lambda tokens=tokens: piece_rate(model, tokens) for tokens in PIECES])
+    for index, tokens in enumerate(PIECES):
+        rates = [row[index] for row in rows]
+        yield measured(f"512 tokens in pieces of {tokens}", rates, " tokens/s")
+    ours = Ours(model, prompt, CutRule(step, spacing_for(step), min(64, step)))
+    rows = interleaved(sizes.pairs, [ours.seconds, lambda: theirs(model, prompt.ids)])
+    yield at_least("cold prefill speed / mlx-lm's", ratios(rows, over=1, under=0), 0.9)
+    yield measured("our cold prefill", [len(prompt.ids) / row[0] for row in rows], " tokens/s")
 
 
 if __name__ == "__main__":
-    run()
+    main(__doc__, SIZES, run)
