@@ -147,7 +147,7 @@ def test_side_requests_and_parallel_agents_do_not_throw_a_conversation_out(embed
                 if known[index]:
                     assert said.computed <= new_tokens(known[index], said) + SLACK
                 elif index:
-                    assert said.answer.usage.cached_tokens > 1000  # system + tools are shared
+                    assert said.answer.usage.cached_tokens > 900  # system + tools are shared
                 known[index] = known_after(said)
                 turns += [said.turn, Turn("user", f"Round {round_}: go on. " * 6)]
                 ask(room, [Turn("user", f"Generate a title for: agent {index} round {round_}")], most=20)
