@@ -1,4 +1,4 @@
-"""The agents that `run.py` starts: where they come from, how they run once without a person, and what must come of it."""
+"""The agents that `run_agents.py` starts: where they come from, how they run without a person, what must come of it."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ def _call(tool: str, parameter: str, value: str) -> str:
     return f"<tool_call>\n<function={tool}>\n<parameter={parameter}>\n{value}\n</parameter>\n</function>\n</tool_call>"
 
 
-def _shell(name: str, tool: str, parameter: str, many: bool = False) -> list[dict[str, str]]:
-    """A call of the agent's shell tool, then the last words once its output is back."""
+def _shell(name: str, tool: str, parameter: str, many: bool = False, thinks: bool = False) -> list[dict[str, str]]:
+    """A call of the agent's shell tool, then the last words once its output is back. `thinks`: the agent asks for thinking."""
     command = f"echo done-by-{name} > made-by-{name}.txt && cat made-by-{name}.txt"
     value = json.dumps([command]) if many else command
+    thought = "The shell can do this.\n</think>\n\n" if thinks else ""
     return [
-        {"match": f"CHECK-{name}", "text": f"I will make it.\n\n{_call(tool, parameter, value)}"},
-        {"match": f"done-by-{name}", "text": f"The file of {name} is made."},
+        {"match": f"CHECK-{name}", "text": f"{thought}I will make it.\n\n{_call(tool, parameter, value)}"},
+        {"match": f"done-by-{name}", "text": f"{thought}The file of {name} is made."},
     ]
 
 
@@ -75,7 +76,7 @@ AGENTS: tuple[Agent, ...] = (
         program="pi",
         package="@mariozechner/pi-coding-agent@0.73.1",
         arguments=lambda prompt: ["-p", prompt],
-        answers=_shell("pi", "bash", "command"),
+        answers=_shell("pi", "bash", "command", thinks=True),
     ),
     Agent(
         name="opencode",
@@ -102,7 +103,7 @@ AGENTS: tuple[Agent, ...] = (
         program="claude",
         package="@anthropic-ai/claude-code@2.1.332",
         arguments=lambda prompt: ["-p", prompt, "--allowedTools", "Bash"],
-        answers=_shell("claude", "Bash", "command"),
+        answers=_shell("claude", "Bash", "command", thinks=True),
     ),
     Agent(
         name="qwen",
@@ -145,7 +146,9 @@ AGENTS: tuple[Agent, ...] = (
 
 
 def answers_text() -> str:
-    """The script of `pooled-mlx serve --replay`: each agent's answers, and one for everything else they ask."""
+    """The script of `pooled-mlx serve --replay`: each agent's answers.
+
+    There is no line that fits everything: a request for a title would use up the agent's call, and that line would follow.
+    """
     lines = [answer for agent in AGENTS for answer in agent.answers]
-    lines.append({"text": "Hello."})
     return "".join(json.dumps(line) + "\n" for line in lines)

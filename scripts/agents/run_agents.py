@@ -1,8 +1,8 @@
 """Runs real coding agents against a server with scripted answers and checks that each did its work.
 
-    python scripts/agents/run.py --install --folder DIR            # install the agents, start the server, run all
-    python scripts/agents/run.py --base-url http://127.0.0.1:8080  # against a running `pooled-mlx serve --replay answers.jsonl`
-    python scripts/agents/run.py --answers answers.jsonl           # only write the scripted answers
+    python scripts/agents/run_agents.py --install             # install the agents into build/agents, start the server, run all
+    python scripts/agents/run_agents.py --answers FILE.jsonl  # only write the scripted answers, for `serve --replay FILE.jsonl`
+    python scripts/agents/run_agents.py --base-url URL        # against such a server
 
 Each agent is started as `pooled-mlx connect AGENT --run` starts it, with a home folder of its own, and is asked to make a
 file. It passes when the file is there with the right text and the agent's last words arrived. Prints a table; exits 1 when
@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from checks import AGENTS, Agent, answers_text  # noqa: E402
+from agent_checks import AGENTS, Agent, answers_text  # noqa: E402
 
 from pooled_mlx.connect import profile_of  # noqa: E402
 from pooled_mlx.connect.command import find_target  # noqa: E402
