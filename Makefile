@@ -9,7 +9,7 @@ VENV ?= .venv
 export VENV
 BIN = $(VENV)/bin
 
-.PHONY: help serve test check format bench soak setup docs wheel clean
+.PHONY: help serve test check format bench soak agents setup docs wheel clean
 
 help:
 	@echo "make serve   set up and serve the embedded model (MODEL=..., ARGS=...)"
@@ -18,6 +18,7 @@ help:
 	@echo "make format  apply the formatting and the safe lint fixes"
 	@echo "make bench   the benchmarks that docs/benchmarks.md reports"
 	@echo "make soak    the long endurance test"
+	@echo "make agents  install real coding agents into build/agents and run them against scripted answers"
 	@echo "make docs    regenerate docs/settings.md and docs/models.md"
 	@echo "make wheel   build the wheel into dist/"
 
@@ -50,6 +51,10 @@ bench:
 soak:
 	@sh scripts/setup.sh dev
 	@exec $(BIN)/python -m benchmarks.soak $(ARGS)
+
+agents:
+	@sh scripts/setup.sh dev
+	@exec $(BIN)/python scripts/agents/run_agents.py --install $(ARGS)
 
 docs:
 	@sh scripts/setup.sh dev
