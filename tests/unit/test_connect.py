@@ -6,6 +6,7 @@ import argparse
 import http.server
 import json
 import os
+import re
 import stat
 import sys
 import threading
@@ -298,3 +299,15 @@ def test_the_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setenv("PATH", "/nowhere")
     assert command("claude", "--run") == 1
     assert "npm install" in capsys.readouterr().err
+
+
+def test_the_page_about_agents_names_all_of_them_with_the_versions_that_were_checked() -> None:
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs/agents.md").read_text(encoding="utf-8")
+    for name in AGENTS:
+        assert f"| `{name}` |" in page
+    checks = (root / "scripts/agents/agent_checks.py").read_text(encoding="utf-8")
+    versions = re.findall(r'package="[^"]*[@=]([\d.]+)"', checks)
+    assert len(versions) == 8
+    for version in versions:
+        assert f"| {version} |" in page
