@@ -16,7 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("pooled_mlx.cli.serve", "serve a model to agents and SDKs"),
     "models": ("pooled_mlx.cli.models", "list, show, download and remove models"),
     "connect": ("pooled_mlx.connect.command", "settings for an agent or SDK"),
-    "status": ("pooled_mlx.cli.status", "what the running server does"),
+    "status": ("pooled_mlx.mac.status_command", "what the running server does"),
     "doctor": ("pooled_mlx.cli.doctor", "check this machine and installation"),
     "bench": ("pooled_mlx.cli.bench", "measure the running server"),
     "config": ("pooled_mlx.cli.config", "show the settings and where they come from"),

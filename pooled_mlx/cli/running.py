@@ -17,6 +17,8 @@ from pooled_mlx.cli.banner import banner
 from pooled_mlx.cli.common import Refused, check_fit, convert, load_user_catalog
 from pooled_mlx.cli.starting import StartingEngine
 from pooled_mlx.config import Settings
+from pooled_mlx.connect.registry import AGENTS, profile_of
+from pooled_mlx.connect.target import Target
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Event, Failed, Finished
@@ -64,10 +66,14 @@ class Server:
         self._awake = power_guard(settings.keep_awake, _log.warning)
         self._running = 0
         self._was_ready = False
+        self._port = server_settings.port
+        self._agents: list[dict[str, str]] = []
 
     async def run(self, sockets: Sequence[Any]) -> int:
         """Serve until asked to stop; returns the exit code. Raises what made the start impossible."""
-        port = port_of(sockets)
+        port = self._port = port_of(sockets)
+        # A worker that decodes a large body holds the interpreter: let the event loop have it back sooner.
+        sys.setswitchinterval(0.001)
         stop = StopSignal()
         app = create_app(self._starting, **self._routes(), settings=self._server_settings, hooks=self._hooks())
         # A daemon, so that a second Ctrl-C need not wait for a silent network. The engine has its own, joined thread.
@@ -193,7 +199,17 @@ class Server:
             metrics_content_type=METRICS_CONTENT_TYPE,
             watch=lambda api: _Watch(self, self._metrics.watch(api)),
             refused=self._count_refusal,
+            health=self._page_facts,
         )
+
+    def _page_facts(self) -> dict[str, Any]:
+        """What the status page shows beside the engine's facts: the agents' settings, made once the model is known."""
+        if not self._agents and self._was_ready:
+            model = self._starting.model
+            token = "YOUR_TOKEN" if self._server_settings.token else None
+            target = Target(f"http://127.0.0.1:{self._port}", model.public_id, model.context_tokens, token)
+            self._agents = [{"id": name, "label": name, "text": profile_of(name, target).text} for name in AGENTS]
+        return {"agents": self._agents}
 
     def _metrics_text(self) -> str:
         engine: Engine = self._starting

@@ -39,6 +39,13 @@ def read_device() -> DeviceFacts:
     )
 
 
+def process_bytes() -> int:
+    """Memory of this process that is resident, in bytes: what the system counts, not only MLX."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
 def memory_bytes() -> int:
     """The memory of this machine, or of the container that this process runs in."""
     import psutil

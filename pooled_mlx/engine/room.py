@@ -26,7 +26,7 @@ from pooled_mlx.engine.admission import Admission
 from pooled_mlx.engine.calibrate import measure_step, spacing_for, stored_step
 from pooled_mlx.engine.channel import Channel
 from pooled_mlx.engine.cuts import CutRule
-from pooled_mlx.engine.devices import read_device
+from pooled_mlx.engine.devices import process_bytes, read_device
 from pooled_mlx.engine.exact_ids import ExactIds, Known, canonical_answer
 from pooled_mlx.engine.facts import Facts
 from pooled_mlx.engine.grammars import Grammars
@@ -106,6 +106,7 @@ class Room:
         self._card, self._folder, self._settings = card, folder, settings
         self._on_dead, self._load_model, self._device = on_dead, load_model, device
         self._tokens = Tokens.load(folder)
+        eos_ids = frozenset(card.eos_token_ids) or self._tokens.eos_ids
         template = ChatTemplate.load(folder, self._tokens.named)
         self._format_name = card.chat_format or chat_formats.detect(template.source, self._tokens.added)
         self._format = chat_formats.get(self._format_name)
@@ -113,11 +114,12 @@ class Room:
         builder = PromptBuilder(self._tokens, template, card, exact_ids=self._exact_ids)
         names = {index: text for text, index in self._tokens.added.items()}
         self._grammars: Future[Grammars | None] = Future()
+        self._table = TokenTable(self._tokens.bytes_of, names, eos_ids)
         self._admission = Admission(
             card,
             builder,
             self._format,
-            TokenTable(self._tokens.bytes_of, names, self._tokens.eos_ids),
+            self._table,
             grammars=self._grammars.result,
             script=ScriptedAnswers(settings.script, self._tokens) if settings.script is not None else None,
             seed=settings.seed,
@@ -187,14 +189,12 @@ class Room:
             token_bytes=shape.kv_bytes_per_token,
             state_bytes=shape.row_bytes,
         )
-        return Loop(
-            model, pool, rule, loop_settings, self._facts, self._remember, self._explain, after_turn=self._report
-        )
+        return Loop(model, pool, rule, loop_settings, self._facts, self._remember, self._explain, after_turn=self._report)
 
     def _start_grammars(self, vocab_size: int) -> None:
         """Build the grammar tokenizer beside everything else: it takes seconds for a large vocabulary."""
 
-        eos_ids = sorted(self._tokens.eos_ids)
+        eos_ids = sorted(self._table.eos_ids)
 
         def build() -> None:
             self._grammars.set_result(Grammars.load(self._folder, self._format, n_vocab=vocab_size, eos_ids=eos_ids))
@@ -294,6 +294,7 @@ class Room:
                 "active_bytes": memory.active,
                 "peak_bytes": memory.peak,
                 "cache_bytes": memory.cache,
+                "process_bytes": process_bytes(),
             },
             "sampling": self._admission.sampling_facts(),
             "prefill_step": self._rule.step if self._rule is not None else None,
