@@ -1,1 +1,1 @@
-"""Measurements as ratios, each against its reference in the same run: `python -m benchmarks`, or `python -m benchmarks.NAME`."""
+"""Measurements as ratios, each against its reference in the same run: `python -m benchmarks [NAME ...]`."""

@@ -114,8 +114,8 @@ class Stream:
 
 
 def body_of(server: Server, messages: Sequence[dict[str, Any]], tokens: int, **more: Any) -> dict[str, Any]:
-    """A greedy streamed request."""
-    return {
+    """A greedy request, streamed unless `more` says otherwise."""
+    body = {
         "model": server.model,
         "messages": list(messages),
         "max_tokens": tokens,
@@ -124,6 +124,9 @@ def body_of(server: Server, messages: Sequence[dict[str, Any]], tokens: int, **m
         "stream_options": {"include_usage": True},
         **more,
     }
+    if not body["stream"]:
+        del body["stream_options"]
+    return body
 
 
 def stream(server: Server, messages: Sequence[dict[str, Any]], tokens: int, **more: Any) -> Stream:

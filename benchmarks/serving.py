@@ -1,7 +1,7 @@
 """Serves a room of a benchmark on a free port, and tells about the process what no endpoint does.
 
-Standard output, one line each: `port N` when it is ready; `facts {...}` after SIGUSR1, which empties the pool first; `peak` after
-SIGUSR2, which makes MLX count its peak memory anew; `lag {...}` at the end, where it was asked for.
+Standard output, one line each: `port N` when it is ready; `facts {...}` after SIGUSR1, which empties the pool first; `peak`
+after SIGUSR2, which makes MLX count its peak memory anew; `lag {...}` at the end, where it was asked for.
 """
 
 from __future__ import annotations
