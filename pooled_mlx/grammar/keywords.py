@@ -24,7 +24,7 @@ TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "o
 _SAFE_INTEGER = 2**53
 """The engine computes with 64-bit floats: whole numbers beyond are not spelled exactly."""
 
-_LARGEST_BOUND = math.nextafter(2.0**63, 0)
+_LARGEST_BOUND = 9.2e18
 _STRING_KEYWORDS = frozenset({"minLength", "maxLength", "format"})
 _MAX_VALUE_DEPTH = 32
 
@@ -148,16 +148,23 @@ def _bound(keyword: str) -> Keyword:
         if inward is None:
             return [lowering.relaxed(place.at(keyword), keyword, f"the bound {value!r:.40} is beyond 64-bit integers")]
         out[name] = inward
-        lowering.check(out, place.at(keyword), keyword, lambda: out.pop(name, None))
+        lowering.bounds += name.startswith("exclusive")
+        lowering.check(out, place.at(keyword), keyword, lambda: _unbound(out, name))
         return ()
 
     return lower
 
 
+def _unbound(out: dict[str, Any], name: str) -> None:
+    """Drop a bound, also in the form that `numbers` may have given it."""
+    if out.pop(name, None) is None:
+        out.pop({"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}.get(name, name), None)
+
+
 def _inward(value: float, *, upward: bool) -> float | None:
     """The bound as a float, moved into the allowed range where it is not one exactly; None where the engine has no such range.
 
-    The ends of the 64-bit ranges, as generated schemas spell "any integer", move in to the last float before 2^63.
+    The ends of the 64-bit ranges, as generated schemas spell "any integer", move in to 9.2e18.
     """
     if abs(value) <= _SAFE_INTEGER:
         return value

@@ -61,8 +61,9 @@ class Check:
 class Lowering:
     """One document on its way. `run` once; then `unenforced`, `definitions`, `nodes` and `checks` belong to the result.
 
-    `count` is the number of nodes read, `multiples` that of multipleOf, `patterns` that of regular expressions. `joined` tells
-    whether something is intersected: the engine proves then that an intersection is not empty, which can take for ever.
+    `count` is the number of nodes read, `multiples` that of multipleOf, `bounds` that of exclusive bounds, `patterns` that of
+    regular expressions. `joined` tells whether something is intersected: the engine proves then that an intersection is not
+    empty, which can take for ever.
     """
 
     def __init__(self, root: Any, *, strict: bool, where: str, tool: bool) -> None:
@@ -77,6 +78,7 @@ class Lowering:
         self.nodes: list[dict[str, Any]] = []
         self.count = 0
         self.multiples = 0
+        self.bounds = 0
         self.patterns = 0
         self.joined = False
         self.algebra = Algebra(self.resolved, self.settle)
@@ -226,6 +228,7 @@ class Lowering:
             self.check(node, pointer, keyword, lambda: drop(node))
 
         self._holes[id(node)] = fill
+        self.bounds += 1  # a complement may write some
         return node
 
     def settle(self, node: dict[str, Any]) -> None:

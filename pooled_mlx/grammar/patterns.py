@@ -7,11 +7,16 @@ different characters, `\\<` is a letter or a word boundary. So a pattern is read
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 MAX_PATTERN_LENGTH = 4_000
 MAX_REPEAT_PRODUCT = 100_000
+
+_SPARE = 0x1F
+"""The engine (1.9) gets one thing wrong inside JSON strings: a set that holds all control characters but lacks the quotation
+mark or the backslash accepts them all the same. Such sets lose one control character that no text uses."""
 
 _WILDCARD = r"[^\n\r\x{2028}\x{2029}]"
 _ANY = r"(?s:.)"
@@ -51,6 +56,8 @@ def translate(pattern: str) -> str:
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise PatternError(f"the pattern has {len(pattern)} characters (limit {MAX_PATTERN_LENGTH})", over_limit=True)
     translated = _Translation(pattern).run()
+    if translated.guarded and translated.spare_used:
+        translated = _Translation(pattern, without_spare=True).run()
     if translated.repeats > MAX_REPEAT_PRODUCT:
         raise PatternError(
             f"the pattern's counted repeats multiply to {translated.repeats} (limit {MAX_REPEAT_PRODUCT})", over_limit=True
@@ -59,15 +66,22 @@ def translate(pattern: str) -> str:
 
 
 class _Translation:
-    """One pass over a pattern. `repeats` is the largest product of nested counted repeats."""
+    """One pass over a pattern. `repeats` is the largest product of nested counted repeats.
 
-    def __init__(self, pattern: str) -> None:
+    `guarded`: a set lost the spare character. `spare_used`: another part has it, and the engine joins alternatives into one
+    set; `without_spare` takes it from there too.
+    """
+
+    def __init__(self, pattern: str, *, without_spare: bool = False) -> None:
         self.pattern = pattern
+        self.guarded = False
+        self.spare_used = False
+        self._without_spare = without_spare
         self.at = 0
         self.out: list[str] = []
         self.repeats = 1
         # one frame per open group: [product inside it, product of the atom just read]
-        self._frames: list[list[int]] = [[1, 1]]
+        self._frames: list[list[int]] = [[1, 0]]
 
     def run(self) -> _Translation:
         while self.at < len(self.pattern):
@@ -104,7 +118,15 @@ class _Translation:
             self._frames[-1][1] = 0
         else:
             self.at += 1
-            self._atom(literal(char))
+            self._atom(self._one(ord(char)))
+
+    def _one(self, code: int) -> str:
+        """A single character outside of sets."""
+        if code == _SPARE:
+            self.spare_used = True
+            if self._without_spare:
+                return _NOTHING
+        return code_point(code)
 
     def _atom(self, text: str) -> None:
         self.out.append(text)
@@ -165,12 +187,13 @@ class _Translation:
             if named is None:
                 raise PatternError(f"\\{char} needs a property name in braces", broken=True)
             self.at = named.end()
-            return "\\" + named[0]
+            return "\\" + named[0] if inside else self._guard(f"[\\{named[0]}]")
         if char in "123456789k" and not inside:
             raise PatternError("references to groups are not supported")
         if char in "bB" and not inside:
             raise PatternError("word boundaries are not supported")
-        return code_point(self._code(char, inside))
+        code = self._code(char, inside)
+        return code_point(code) if inside else self._one(code)
 
     def _code(self, char: str, inside: bool) -> int:
         """The character that an escape stands for; `self.at` is behind `char`."""
@@ -209,39 +232,101 @@ class _Translation:
         self.at = found.end()
         return found[0]
 
+    def _guard(self, found: str) -> str:
+        """A set without the spare character."""
+        self.guarded = True
+        return f"[{found}--[{code_point(_SPARE)}]]"
+
     def _set(self) -> str:
         self.at += 1
         negated = self.pattern.startswith("^", self.at)
         if negated:
             self.at += 1
         parts: list[str] = []
+        held: list[_Held] = []
         while not self.pattern.startswith("]", self.at):
-            parts.append(self._range())
+            part, holds = self._range()
+            parts.append(part)
+            held.append(holds)
         self.at += 1
         if not parts:
             return _ANY if negated else _NOTHING
-        return ("[^" if negated else "[") + "".join(parts) + "]"
+        found = ("[^" if negated else "[") + "".join(parts) + "]"
+        known = all(holds is not None for holds in held)
 
-    def _range(self) -> str:
-        low = self._set_item()
+        def has(code: int) -> bool:
+            return any(holds is not None and holds(code) for holds in held) != negated
+
+        if known and has(ord('"')) and has(ord("\\")):
+            return found
+        if known and not has(_SPARE):
+            return found
+        self.spare_used |= known and not all(map(has, _CONTROL))
+        if not known or all(map(has, _CONTROL)) or self._without_spare:
+            return self._guard(found)
+        return found
+
+    def _range(self) -> tuple[str, _Held]:
+        low, holds = self._set_item()
         if not self.pattern.startswith("-", self.at) or self.pattern.startswith("-]", self.at):
-            return low
+            return low, holds
         self.at += 1
-        high = self._set_item()
-        if not (_is_character(low) and _is_character(high)):
-            return low + literal("-") + high
-        if ord(_character(low)) > ord(_character(high)):
+        high, other = self._set_item()
+        first, last = _character(low), _character(high)
+        if first is None or last is None:
+            return low + literal("-") + high, _any_of((holds, _equals(ord("-")), other))
+        if first > last:
             raise PatternError("a range of the pattern is out of order", broken=True)
-        return f"{low}-{high}"
+        return f"{low}-{high}", lambda code: first <= code <= last
 
-    def _set_item(self) -> str:
+    def _set_item(self) -> tuple[str, _Held]:
         char = self.pattern[self.at : self.at + 1]
         if not char:
             raise PatternError("a set of the pattern is not closed", broken=True)
-        if char == "\\":
-            return self._escape(inside=True)
-        self.at += 1
-        return literal(char)
+        if char != "\\":
+            self.at += 1
+            return literal(char), _equals(ord(char))
+        letter = self.pattern[self.at + 1 : self.at + 2]
+        item = self._escape(inside=True)
+        code = _character(item)
+        return item, _equals(code) if code is not None else _CLASS_HOLDS.get(letter)
+
+
+_Held: TypeAlias = "Callable[[int], bool] | None"
+"""Whether part of a set holds a character of ASCII; None where that is not known."""
+
+_CONTROL = [code for code in range(0x20) if code != 0x0A]
+
+
+def _equals(wanted: int) -> Callable[[int], bool]:
+    return lambda code: code == wanted
+
+
+def _any_of(held: Sequence[_Held]) -> _Held:
+    known = [holds for holds in held if holds is not None]
+    return (lambda code: any(holds(code) for holds in known)) if len(known) == len(held) else None
+
+
+def _is_word(code: int) -> bool:
+    return chr(code).isalnum() or code == ord("_")
+
+
+def _is_digit(code: int) -> bool:
+    return 0x30 <= code <= 0x39
+
+
+def _is_space(code: int) -> bool:
+    return 0x09 <= code <= 0x0D or code == 0x20
+
+
+_CLASS_HOLDS: Mapping[str, _Held] = {
+    "d": _is_digit,
+    "D": lambda code: not _is_digit(code),
+    "w": _is_word,
+    "W": lambda code: not _is_word(code),
+    "s": _is_space,
+    "S": lambda code: not _is_space(code),
+}
 
 
 def literal(text: str) -> str:
@@ -281,16 +366,18 @@ def _others(tree: dict[str, dict]) -> str:
     alternatives = [] if "" in tree else [""]
     # from here on: a character no listed text has, then anything; or a listed one, then the rest must differ
     if following:
-        alternatives.append(f"[^{''.join(literal(char) for char in following)}]{_ANY}*")
+        first = "".join(literal(char) for char in following)
+        alternatives.append(f"[^{first}{code_point(_SPARE)}]{_ANY}*")
+        if chr(_SPARE) not in following:
+            alternatives.append(f"{code_point(_SPARE)}{_ANY}*")
         alternatives += [f"{literal(char)}(?:{_others(tree[char])})" for char in following]
     else:
         alternatives.append(f"{_ANY}+")
     return "|".join(alternatives)
 
 
-def _is_character(item: str) -> bool:
-    return not item.startswith(("[", "\\p", "\\P"))
-
-
-def _character(item: str) -> str:
-    return chr(int(item[3:-1], 16)) if item.startswith("\\x{") else item
+def _character(item: str) -> int | None:
+    """The code of a part of a set that is a single character."""
+    if item.startswith("\\x{"):
+        return int(item[3:-1], 16)
+    return ord(item) if len(item) == 1 else None

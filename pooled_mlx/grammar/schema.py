@@ -12,6 +12,7 @@ from pooled_mlx.grammar import isolated, lint, match
 from pooled_mlx.grammar.errors import SchemaError, Unenforced
 from pooled_mlx.grammar.lowering import Check, Lowering
 from pooled_mlx.grammar.nodes import Node, never
+from pooled_mlx.grammar.numbers import settle_bounds
 from pooled_mlx.grammar.reach import close, reachable
 
 _EXAMINE_SECONDS = 4.0
@@ -43,7 +44,9 @@ def lower(
     """
     lowering = Lowering(schema, strict=strict, where=where, tool=tool)
     root = close(lowering.run(), lowering.definitions, lowering.nodes)
-    if lowering.multiples > 0:
+    if lowering.bounds:
+        settle_bounds(root, lowering.definitions)
+    if lowering.multiples:
         lint.check_multiples(root, lowering.definitions, where)
     slow = (lowering.patterns > 0 and lowering.joined) or len(lowering.definitions) > _MANY_DEFINITIONS
     if verify or (verify is None and (slow or not tool)):
