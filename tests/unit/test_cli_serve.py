@@ -308,7 +308,7 @@ def test_under_a_supervisor_a_permanent_refusal_ends_with_0(own_folders: Path, f
         [sys.executable, "-m", "pooled_mlx", "status", "--port", str(free_port)], capture_output=True, text=True, timeout=60
     )
     assert status.returncode == 1
-    assert "the last start was refused: unknown model 'nonsense'" in status.stdout
+    assert "Refused to start now: unknown model 'nonsense'" in status.stdout
 
 
 def test_under_a_supervisor_a_wrong_setting_is_refused_too(own_folders: Path):
