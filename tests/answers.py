@@ -28,6 +28,11 @@ from pooled_mlx.text.tokens import TokenTable
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 END = "<|im_end|>"
+GLM_TAGS = (*TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+MISTRAL_TAGS = ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+GEMMA_TAGS = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>')
+LLAMA_TAGS = ("<|python_tag|>",)
+HARMONY_TAGS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>")
 
 READ = Tool("read_file", parameters={"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]})
 WRITE = Tool(

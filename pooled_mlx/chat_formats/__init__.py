@@ -13,7 +13,9 @@ from functools import cache
 
 from pooled_mlx.chat_formats.base import ChatFormat
 
-_SHARED = frozenset({"arguments", "base", "raw_values", "rules", "schemas", "tagged", "xml_values"})
+_SHARED = frozenset(
+    {"arguments", "base", "gemma_values", "parameters", "raw_values", "rules", "schemas", "tagged", "xml_values"}
+)
 
 
 def names() -> tuple[str, ...]:

@@ -77,6 +77,8 @@ class ArgumentsWriter:
             self._write(text)
         elif self._mode == "string":
             self._write(quote_inner(text))
+        elif self._mode == "json":
+            self._write(self._stream.feed(text)[0])
         elif self._mode == "whole":
             self._buffer += text
             if not self._undecided():

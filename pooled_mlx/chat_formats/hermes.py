@@ -17,6 +17,9 @@ from pooled_mlx.text.json_stream import JsonStream, StringField
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 RESULT, END_RESULT = "<tool_response>", "</tool_response>"
 
+_OTHER_KEYS = frozenset({"id", "type", "function"})
+"""Keys that may stand before the name of a call; any other key shows that the object is no call."""
+
 _INSTRUCTIONS = """# Tools
 
 You can call the tools below. Their signatures are JSON, one a line:
@@ -80,6 +83,7 @@ class HermesReader:
         self._custom: StringField | None = None
         self._early: str | None = None
         self._has_arguments = False
+        self._alone = False
 
     @property
     def committed(self) -> bool:
@@ -97,9 +101,21 @@ class HermesReader:
         """True inside a JSON string."""
         return self._mode == "value" and self._value.in_string
 
+    def tag(self, name: str) -> Step:
+        """No tag stands inside a call but as content."""
+        return self.feed(name)
+
     def refutes(self, text: str) -> bool:
         """Any text after the tag shows that the string went on."""
         return bool(text.strip(SPACE))
+
+    def begin(self, name: str) -> bool:
+        """The call's name is known: what follows is its arguments alone. False where no such tool can be called."""
+        self._alone = True
+        self._name(name)
+        if self._tool is not None:
+            self._mode, self._role = "value", "arguments"
+        return self._tool is not None
 
     def feed(self, text: str) -> Step:
         """The next piece of the call."""
@@ -128,7 +144,8 @@ class HermesReader:
             self._value_end()
         if self._tool is None:
             return self._reject()
-        self._end()
+        if self._mode != "done":
+            self._end()
         return "done", ""
 
     def _reject(self) -> Step:
@@ -173,7 +190,8 @@ class HermesReader:
                 self._role = "name"
             elif key in self._argument_keys and not self._has_arguments:
                 self._role = "arguments"
-            self._mode = "colon"
+            known = key in self._name_keys or key in self._argument_keys or key in _OTHER_KEYS
+            self._mode = "colon" if known or self._tool is not None else "rejected"
         return at + used
 
     def _read_value(self, text: str, at: int) -> int:
@@ -204,23 +222,28 @@ class HermesReader:
         role, value = self._role, "".join(self._buffer)
         self._mode, self._role, self._buffer = "next", "", []
         if role == "name":
-            name = json.loads(value) if value else None
-            self._tool = self._calls.find(name) if isinstance(name, str) else None
-            if self._tool is None:
-                self._mode = "rejected"
-                return
-            self._raw.clear()
-            self._writer.call_start(self._tool)
-            if self._tool.custom:
-                self._custom = StringField(CUSTOM_PARAMETER)
-            if self._early is not None:
-                self._whole_arguments(self._early)
+            self._name(json.loads(value) if value else None)
         elif role == "arguments" and value:
             self._has_arguments = True
             if self._tool is None:
                 self._early = value
             else:
                 self._whole_arguments(value)
+        if self._alone:
+            self._end()
+            self._mode = "done"
+
+    def _name(self, name: object) -> None:
+        self._tool = self._calls.find(name) if isinstance(name, str) else None
+        if self._tool is None:
+            self._mode = "rejected"
+            return
+        self._raw.clear()
+        self._writer.call_start(self._tool)
+        if self._tool.custom:
+            self._custom = StringField(CUSTOM_PARAMETER)
+        if self._early is not None:
+            self._whole_arguments(self._early)
 
     def _whole_arguments(self, value: str) -> None:
         """Arguments that were not streamed: a string that holds an object counts as the object, null as none."""
@@ -262,7 +285,7 @@ class Hermes:
         def reader(bare: bool) -> CallReader:
             return HermesReader(setup, calls, frozenset({"name"}), frozenset({"arguments", "parameters"}))
 
-        return TaggedParser(setup, call_tags=(CALL, END_CALL), reader=reader, again="{")
+        return TaggedParser(setup, call_tags=(CALL, END_CALL), calls=calls, reader=reader, again="{")
 
     def grammar(self, spec: AnswerSpec, lark: GrammarBuilder) -> str:
         """Calls with `name` before `arguments`, in the spelling of Qwen's templates."""

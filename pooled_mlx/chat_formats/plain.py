@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pooled_mlx.chat_formats import rules
 from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
-from pooled_mlx.chat_formats.tagged import END_THINK, THINK, TaggedParser
+from pooled_mlx.chat_formats.tagged import END_THINK, THINK, Calls, TaggedParser
 from pooled_mlx.text.answer_stream import AnswerParser, ParserSetup
 
 
@@ -19,7 +19,7 @@ class Plain:
 
     def parser(self, setup: ParserSetup) -> AnswerParser:
         """A parser for one answer."""
-        return TaggedParser(setup, call_tags=None)
+        return TaggedParser(setup, call_tags=None, calls=Calls(setup))
 
     def grammar(self, spec: AnswerSpec, lark: GrammarBuilder) -> str:
         """Thinking, then text or a JSON value."""

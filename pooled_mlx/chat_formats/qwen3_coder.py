@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from pooled_mlx.chat_formats import rules
 from pooled_mlx.chat_formats.arguments import ArgumentsWriter
 from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
-from pooled_mlx.chat_formats.raw_values import ANY_TEXT, constrained_text, regex, text_branches
-from pooled_mlx.chat_formats.schemas import condition, only_types, parameters_of, part_of, requirement, shape_of
+from pooled_mlx.chat_formats.parameters import ParameterRules
+from pooled_mlx.chat_formats.raw_values import regex, without
 from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Step, TaggedParser
 from pooled_mlx.chat_formats.xml_values import (
     END_FUNCTION,
@@ -22,14 +20,13 @@ from pooled_mlx.chat_formats.xml_values import (
     ValueEnd,
 )
 from pooled_mlx.core.request import Tool
-from pooled_mlx.grammar.lark import SELF, SchemaError
+from pooled_mlx.grammar.lark import SELF
 from pooled_mlx.text.answer_stream import AnswerParser, ParserSetup
 from pooled_mlx.text.event_writer import SPACE
 
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 
 _NO_MATCH: Match = ("no", 0)
-_MOST_IN_ANY_ORDER = 60
 _CANDIDATE = re.compile(r"\n|<")
 _REMAINS = re.compile(r"(?:</para[^<>\n]{0,32}>?\s*)?(?:</func[^<>\n]{0,32}>?\s*)?$")
 _STILL_OPEN = re.compile(r"</parameter>\s*<(?:parameter=|/function>)")
@@ -87,6 +84,10 @@ class QwenXmlReader:
     def in_value(self) -> bool:
         """True inside a parameter's value, before anything that may end it."""
         return self._mode == "value" and self._match[0] != "end"
+
+    def tag(self, name: str) -> Step:
+        """No tag stands inside a call but as content."""
+        return self.feed(name)
 
     def refutes(self, text: str) -> bool:
         """A proper end of a parameter after the tag shows that the tag was content."""
@@ -236,62 +237,39 @@ class QwenXmlReader:
         self._writer.call_end()
 
 
-class _Grammar:
-    """The rules for the calls of one answer."""
+class _Parameters(ParameterRules):
+    """Parameters in any order, raw values ended by the rule of `xml_values`."""
 
     def __init__(self, spec: AnswerSpec, lark: GrammarBuilder) -> None:
-        self._spec = spec
-        self._lark = lark
-        self._known: dict[str, str] = {}
-        self._close = lark.text("\n" + END_PARAMETER)
-        self._end = lark.text("\n" + END_FUNCTION) + ' "\\n"'
+        super().__init__(spec, lark, end=lark.text("\n" + END_FUNCTION) + ' "\\n"', close=lark.text("\n" + END_PARAMETER))
 
-    def body(self) -> str:
-        """A rule for a call behind its opening tag."""
-        functions = [f"{self._lark.text(FUNCTION + tool.name + '>')} {self._parameters(tool)}" for tool in self._spec.tools]
-        one = self._lark.rule("functions", "\n    | ".join(functions))
-        return self._lark.rule("body", f'"\\n" {one} {rules.tag(self._spec, self._lark, END_CALL)}')
+    def head(self, name: str) -> str:
+        """The opening tag of a parameter."""
+        return self.lark.text(f"\n{PARAMETER}{name}>\n")
 
-    def _parameters(self, tool: Tool) -> str:
-        """The rule, with its start value, for everything up to and including the end of the function."""
-        schema = rules.arguments_schema(tool)
-        custom = tool.grammar if tool.custom and tool.name not in self._spec.degraded else None
-        key = rules.shape_key(schema, custom and (custom.syntax, custom.definition), tool.name in self._spec.degraded)
-        if key not in self._known:
-            try:
-                self._known[key] = self._shape(tool, schema)
-            except SchemaError as error:
-                self._spec.degraded[tool.name] = str(error)
-                return self._parameters(tool)
-        return self._known[key]
+    def any_head(self) -> str:
+        """The opening tag of a parameter that no schema names."""
+        return self.lark.text("\n" + PARAMETER) + ' /[^>\\n]{1,128}/ ">\\n"'
 
-    def _shape(self, tool: Tool, schema: Mapping[str, Any]) -> str:
-        declared = parameters_of(schema)
-        if not declared:
-            return self._undeclared(tool, schema) if schema.get("additionalProperties") else self._end
-        values = {name: self._value(tool, name, value, schema) for name, value in declared.items()}
-        if len(declared) > _MOST_IN_ANY_ORDER:
-            return self._in_order(values, requirement(schema)[0])
-        names = list(declared)
-        complete = condition(names, *requirement(schema))
-        more = self._more(names, complete)
-        alternatives = [self._end + complete]
-        for bit, (name, value) in enumerate(values.items()):
-            head = self._lark.text(f"\n{PARAMETER}{name}>\n")
-            for body, raw in value:
-                after = f"{more}::set_bit({bit}) " if raw else ""
-                alternatives.append(f"{head} {body} {after}{SELF}::set_bit({bit}) %if bit_clear({bit})")
-        return self._lark.rule("parameters", "\n    | ".join(alternatives), attributes="::_") + "::0x0"
+    def bounded(self, expressions: list[str]) -> str:
+        """A text under rules; it cannot contain the closing tag."""
+        body = self.lark.terminal("TEXT", " & ".join([*expressions, without(END_PARAMETER)]))
+        return self.lark.rule("value", body, attributes=f"[suffix={self.close}]")
 
-    def _more(self, names: list[str], complete: str) -> str:
+    def raw(self, but: str) -> str:
+        """A text up to the first closing tag, which may be content: see `more`."""
+        text = self.lark.terminal("RAW", rules.text_but(but)) if but else rules.ANY_TEXT
+        return rules.until(self.lark, self.lark.text(END_PARAMETER), text)
+
+    def more(self, names: list[str], complete: str) -> str:
         """What may follow a closing tag inside a raw value that goes on: whatever does not make that tag count.
 
         Recursive to the left: to the right each tag in the value would cost the parser items, and these are limited.
         """
-        lark = self._lark
-        raw, space = self._raw(), rf"[ \t\r\n]{{0,{LONGEST_SPACE}}}"
+        lark = self.lark
+        raw, space = self.raw(""), rf"[ \t\r\n]{{0,{LONGEST_SPACE}}}"
         any_name = "|".join(regex(name) for name in names)
-        other = lark.terminal("OTHER", rf"{ANY_TEXT} & ~/{space}<(parameter=({any_name})>|\/function>)(?s:.*)/")
+        other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/{space}<(parameter=({any_name})>|\/function>)(?s:.*)/")
         odd_end = lark.terminal("ODD", rf"/(|[ \t\r]{space}|\n[ \t\r\n]{{1,{LONGEST_SPACE}}})<\/function>/")
         alternatives = ['""', f"{SELF}::_ {rules.until(lark, lark.text(END_PARAMETER), other)}"]
         for bit, name in enumerate(names):
@@ -300,61 +278,6 @@ class _Grammar:
         for end in (lark.text("\n" + END_FUNCTION), odd_end):
             alternatives.append(f"{SELF}::_ {end} {raw}{complete}")
         return lark.rule("more", "\n    | ".join(alternatives), attributes="::_")
-
-    def _in_order(self, values: dict[str, list[tuple[str, bool]]], required: frozenset[str]) -> str:
-        """More parameters than the grammar engine can count: in the schema's order, raw values without a closing tag."""
-        parts: list[str] = []
-        for name, value in values.items():
-            head = self._lark.text(f"\n{PARAMETER}{name}>\n")
-            bodies = " | ".join(body for body, _ in value)
-            parts.append(f"({head} ({bodies}))" + ("" if name in required else "?"))
-        return self._lark.rule("parameters", f"{' '.join(parts)} {self._end}")
-
-    def _undeclared(self, tool: Tool, schema: Mapping[str, Any]) -> str:
-        """Any parameters, because the schema declares none and allows them."""
-        values = self._value(tool, "", schema["additionalProperties"], schema)
-        head = self._lark.text("\n" + PARAMETER) + ' /[^>\\n]{1,128}/ ">\\n"'
-        bodies = [f"{head} {body} {SELF}" for body, _ in values]
-        return self._lark.rule("parameters", "\n    | ".join([self._end, *bodies]))
-
-    def _raw(self, but: str = "") -> str:
-        text = f"{ANY_TEXT} & ~/[ \\t\\r\\n]*[{but}](?s:.*)/" if but else ANY_TEXT
-        return rules.until(self._lark, self._lark.text(END_PARAMETER), self._lark.terminal("RAW", text) if but else text)
-
-    def _value(self, tool: Tool, name: str, schema: object, root: Mapping[str, Any]) -> list[tuple[str, bool]]:
-        """The bodies of a value, its closing tag included, each with whether it is raw text that may contain one."""
-        shape = shape_of(schema, root)
-        if tool.name in self._spec.degraded:
-            return [(self._raw(), True)] if shape.maybe_text else [self._json({"type": sorted(shape.types)}, tool, name)]
-        if tool.custom and tool.grammar is not None and tool.grammar.syntax == "lark":
-            return [(f"%lark {{\n{tool.grammar.definition}\n}} {self._close}", False)]
-        bodies: list[tuple[str, bool]] = []
-        structured = shape.json_types & {"array", "object"} if shape.maybe_text else shape.json_types
-        opened = False
-        if shape.maybe_text:
-            for texts, expressions in text_branches(schema, root):
-                if texts is not None:
-                    bodies.append(
-                        ("(" + " | ".join(self._lark.text(f"{text}\n{END_PARAMETER}") for text in texts) + ")", False)
-                    )
-                elif expressions:
-                    bodies.append((constrained_text(self._lark, expressions, "\n" + END_PARAMETER, END_PARAMETER), False))
-                else:
-                    opened = True
-            if opened:
-                but = ("[" if "array" in structured else "") + ("{" if "object" in structured else "")
-                bodies.append((self._raw(but.replace("[", "\\[").replace("{", "\\{")), True))
-            else:
-                structured = shape.json_types
-        if structured:
-            narrowed = only_types(schema, root, structured)
-            if narrowed is not None:
-                bodies.append(self._json(part_of(root, narrowed), tool, name))
-        return bodies
-
-    def _json(self, schema: Any, tool: Tool, name: str) -> tuple[str, bool]:
-        where = f"{rules.where_of(tool)}/properties/{name}"
-        return f"{rules.tool_json(self._lark, schema, where)} {self._close}", False
 
 
 class Qwen3Coder:
@@ -373,11 +296,16 @@ class Qwen3Coder:
         def reader(bare: bool) -> CallReader:
             return QwenXmlReader(setup, calls, bare)
 
-        return TaggedParser(setup, call_tags=(CALL, END_CALL), reader=reader, bare=FUNCTION)
+        return TaggedParser(setup, call_tags=(CALL, END_CALL), calls=calls, reader=reader, bare=FUNCTION)
 
     def grammar(self, spec: AnswerSpec, lark: GrammarBuilder) -> str:
         """Parameters in any order, each once, the required ones always."""
-        body = _Grammar(spec, lark).body() if spec.tools and spec.request.call_limit else ""
+        body = ""
+        if spec.tools and spec.request.call_limit:
+            parameters = _Parameters(spec, lark)
+            functions = [f"{lark.text(FUNCTION + tool.name + '>')} {parameters.of(tool)}" for tool in spec.tools]
+            one = lark.rule("functions", "\n    | ".join(functions))
+            body = lark.rule("body", f'"\\n" {one} {rules.tag(spec, lark, END_CALL)}')
         return lark.build(rules.answer(spec, lark, open_tag=CALL, call_body=body))
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pooled_mlx.chat_formats.base import GrammarBuilder
 from pooled_mlx.chat_formats.schemas import resolve, shape_of
 from pooled_mlx.grammar import formats, patterns
 
-ANY_TEXT = r"/(?s:.*)/"
+LONGEST_BOUND = 4096
+"""The largest `maxLength` held in bare text. A bounded text cannot contain its closing tag, and files must be able to."""
 
 
-def text_branches(schema: object, root: object) -> list[tuple[list[str] | None, list[str]]]:
+def text_branches(schema: object, root: object, dropped: list[tuple[str, str]]) -> list[tuple[list[str] | None, list[str]]]:
     """The strings a schema allows, as alternatives: the only texts there are, or regexes that the whole text must match.
 
-    Without either any text will do. Rules that no regex can hold (look-around, anchors inside, a few formats) are left out.
+    Without either any text will do. `dropped` takes the keywords that no rule holds, each with the reason.
     """
     schema = resolve(schema, root)
     if not isinstance(schema, Mapping):
@@ -23,31 +23,40 @@ def text_branches(schema: object, root: object) -> list[tuple[list[str] | None, 
     texts = enum_texts(schema)
     if texts is not None:
         return [(texts, [])] if texts else []
-    own = _expressions(schema)
+    own = _expressions(schema, dropped)
     branches = next((schema[word] for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list)), None)
     if branches is None:
         return [(None, own)]
     found: list[tuple[list[str] | None, list[str]]] = []
     for branch in branches:
         if shape_of(branch, root).maybe_text:
-            found += [(texts, own + more) for texts, more in text_branches(branch, root)]
+            found += [(texts, own + more) for texts, more in text_branches(branch, root, dropped)]
     return found
 
 
-def _expressions(schema: Mapping[str, Any]) -> list[str]:
+def _expressions(schema: Mapping[str, Any], dropped: list[tuple[str, str]]) -> list[str]:
     found: list[str] = []
     low, high = schema.get("minLength"), schema.get("maxLength")
-    if isinstance(low, int) or isinstance(high, int):
+    if isinstance(high, int) and high > LONGEST_BOUND:
+        dropped.append(("maxLength", f"in bare text up to {LONGEST_BOUND} is held"))
+        high = None
+    if (isinstance(low, int) and low > 0) or isinstance(high, int):
         found.append(f"/(?s:.{{{low or 0},{'' if high is None else high}}})/")
-    pattern, form = schema.get("pattern"), schema.get("format")
-    if isinstance(pattern, str):
+    for keyword in ("pattern", "format"):
+        value = schema.get(keyword)
+        if not isinstance(value, str):
+            continue
         try:
-            found.append(whole_match(patterns.translate(pattern)))
-        except patterns.PatternError:
-            found.append("")
-    if isinstance(form, str) and form in formats.PATTERNS:
-        found.append(whole_match(formats.PATTERNS[form]))
-    return [expression for expression in found if expression]
+            expression = formats.PATTERNS.get(value, "") if keyword == "format" else patterns.translate(value)
+        except patterns.PatternError as error:
+            dropped.append((keyword, error.why))
+            continue
+        whole = whole_match(expression) if expression else ""
+        if whole:
+            found.append(whole)
+        else:
+            dropped.append((keyword, "bare text cannot be held to it"))
+    return found
 
 
 def whole_match(expression: str) -> str:
@@ -64,20 +73,23 @@ def whole_match(expression: str) -> str:
     return "/" + "|".join(branches).replace("/", r"\/") + "/"
 
 
-def without(text: str) -> str:
-    """The part of a terminal that keeps a literal out of the text."""
-    return f"~/(?s:.*){regex(text)}(?s:.*)/"
+def without(tag: str) -> str:
+    """A regex for any text that does not contain `tag`, whose first character stands in it once.
+
+    Written out along the tag, without a complement: the grammar engine would have to prove that the complement and a bounded
+    length leave nothing, and gives up.
+    """
+    first = regex(tag[0])
+    after = ""
+    for char in reversed(tag[1:]):
+        step = f"[^{first}{regex(char)}][^{first}]*"
+        after = f"(?:{step}|{regex(char)}{after})?" if after else f"(?:{step})?"
+    return f"/[^{first}]*(?:{first}{after})*/"
 
 
 def regex(text: str) -> str:
     """A literal as part of a Lark regex."""
     return patterns.literal(text)
-
-
-def constrained_text(lark: GrammarBuilder, rules: list[str], close: str, tag: str) -> str:
-    """A rule for a text under `rules` and `close` after it; the text cannot contain `tag`."""
-    body = lark.terminal("TEXT", " & ".join([*rules, ANY_TEXT, without(tag)]))
-    return lark.rule("value", body, attributes=f"[suffix={lark.text(close)}]")
 
 
 def _branches(expression: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from pooled_mlx.chat_formats.base import CUSTOM_SCHEMA, AnswerSpec, GrammarBuilder, tool_schema
 from pooled_mlx.chat_formats.schemas import loosened
 from pooled_mlx.chat_formats.tagged import END_THINK, THINK
-from pooled_mlx.core.request import Tool
+from pooled_mlx.core.request import MAX_CALLS, Tool
 from pooled_mlx.grammar.lark import SchemaError
 from pooled_mlx.grammar.schema import lower
 
@@ -17,6 +17,11 @@ ANY_TEXT = r"/(?s:.*)/"
 """Any text. A token that is a tag never matches it."""
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+def text_but(beginnings: str) -> str:
+    """Any text that does not begin, after whitespace, with one of the characters of a regex set."""
+    return rf"{ANY_TEXT} & ~/[ \t\r\n]*[{beginnings}](?s:.*)/"
 
 
 def tag(spec: AnswerSpec, lark: GrammarBuilder, name: str) -> str:
@@ -43,17 +48,19 @@ def answer(
     open_tag: str = "",
     call_body: str = "",
     separator: str = '"\\n"',
+    most: int = MAX_CALLS,
     gap: str = "\n\n",
     think_tags: tuple[str, str] = (THINK, END_THINK),
 ) -> str:
     """The body of the start rule.
 
     A call is `open_tag` and then `call_body`, a rule that ends with the closing tag; `call_body` "" means that none can be
-    made. `separator` stands between calls. `gap` is what the template puts between a thought and the answer; where the
-    answer's form is forced, so is the gap.
+    made. `separator` stands between calls, of which there are at `most` as many. `gap` is what the template puts between a
+    thought and the answer; where the answer's form is forced, so is the gap.
     """
     request = spec.request
-    limit = request.call_limit if call_body and spec.tools else 0
+    limit = min(request.call_limit, most) if call_body and spec.tools else 0
+    trailing = f"{separator}?" if separator else ""
     forced = limit > 0 and request.tool_choice.mode in ("required", "named")
     value = ""
     if spec.json_schema is not None and not forced:
@@ -62,7 +69,7 @@ def answer(
     if limit:
         call = lark.rule("call", f"{tag(spec, lark, open_tag)} {call_body}")
         row = call if limit == 1 else f"{call} ({separator} {call}){{0,{limit - 1}}}"
-        row = lark.rule("calls", f"{row} {separator}?")
+        row = lark.rule("calls", f"{row} {trailing}")
     if forced:
         body, fixed = row, True
     elif value:
@@ -74,7 +81,7 @@ def answer(
     else:
         # text that ends in the opening tag is preferred to plain text by the lexer, because it is lazy
         rest = f"{call_body} ({separator} {lark.text(open_tag)} {call_body}){{0,{limit - 1}}}" if limit > 1 else call_body
-        body, fixed = f"({ANY_TEXT} | {until(lark, lark.text(open_tag))} {rest} {separator}?)", False
+        body, fixed = f"({ANY_TEXT} | {until(lark, lark.text(open_tag))} {rest} {trailing})", False
     return f"{_thinking(spec, lark, lark.text(gap) if fixed and gap else '', think_tags)}{body}"
 
 
@@ -83,7 +90,7 @@ def _thinking(spec: AnswerSpec, lark: GrammarBuilder, gap: str, tags: tuple[str,
     if spec.reasoning_open:
         return f"{up_to_tag(spec, lark, closing)} {gap} "
     if spec.may_think and opening in spec.markers and closing in spec.markers:
-        return f"({lark.special(opening)} {ANY_TEXT} {lark.special(closing)} {gap})? "
+        return f'("\\n"? {lark.special(opening)} {ANY_TEXT} {lark.special(closing)} {gap})? '
     return ""
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
-from pooled_mlx.core.request import Tool
+from pooled_mlx.core.request import MAX_CALLS, Tool
 from pooled_mlx.text.answer_stream import ParserSetup
 from pooled_mlx.text.event_writer import SPACE
 
@@ -47,17 +47,21 @@ class CallReader(Protocol):
         """True inside a value whose end has not been seen: an opening tag that comes as a token is content there."""
         ...
 
+    def tag(self, name: str) -> Step:
+        """One of the format's tags that stand inside a call arrived as a token of its own."""
+        ...
+
     def refutes(self, text: str) -> bool:
         """True when `text`, which follows a closing tag that was a "maybe", shows that the value went on."""
         ...
 
 
 class Calls:
-    """The calls one answer may still make."""
+    """The calls one answer may still make: as many as the request allows, at `most` what the format can express."""
 
-    def __init__(self, setup: ParserSetup) -> None:
+    def __init__(self, setup: ParserSetup, most: int = MAX_CALLS) -> None:
         self._writer = setup.writer
-        self._limit = setup.request.call_limit
+        self._limit = min(setup.request.call_limit, most)
         self._tools = {tool.name: tool for tool in setup.request.callable_tools}
 
     @property
@@ -71,11 +75,6 @@ class Calls:
         if tool is None:
             self._writer.note(f"a call of {name!r}, which is not a callable tool, was left as text")
         return tool
-
-    @property
-    def tools(self) -> tuple[Tool, ...]:
-        """The callable tools."""
-        return tuple(self._tools.values())
 
 
 class TaggedParser:
@@ -92,18 +91,30 @@ class TaggedParser:
         setup: ParserSetup,
         *,
         call_tags: tuple[str, str] | None,
+        calls: Calls,
         reader: Callable[[bool], CallReader] | None = None,
         bare: str | None = None,
         again: str | None = None,
+        first: str | None = None,
+        inner_tags: frozenset[str] = frozenset(),
+        think_tags: tuple[str, str] = (THINK, END_THINK),
+        think_header: str = "",
     ) -> None:
-        """`call_tags` enclose a call, None where the format has none. `reader(bare)` makes a reader for a call's body.
+        """`call_tags` enclose a call, None where the format has none; the closing one may be "". `reader(bare)` makes a reader
+        for a call's body.
 
         `bare` begins a call that lacks its tags, at the start of a line. `again` is the character with which another call
-        may begin inside the same pair of tags.
+        may begin inside the same pair of tags, `first` the one that begins a call at the very start of the answer.
+        `inner_tags` are the reader's. `think_header` is what a thought begins with that is not part of it.
         """
         self._writer = setup.writer
-        self._calls = Calls(setup)
+        self._calls = calls
         self._open_tag, self._close_tag = call_tags or ("", "")
+        self._think, self._end_think = think_tags
+        self._inner = inner_tags
+        self._think_header = think_header
+        self._header_left = ""
+        self._first = first if self._calls.possible else None
         self._new_reader = reader
         self._bare = bare if call_tags and self._calls.possible else None
         self._again = again
@@ -119,13 +130,15 @@ class TaggedParser:
         self._just_called = False
         spelled: list[str] = []
         if setup.reasoning_open or setup.request.thinking.on:
-            spelled += [tag for tag in (THINK, END_THINK) if tag not in setup.token_tags]
+            spelled += [tag for tag in think_tags if tag not in setup.token_tags]
         if self._calls.possible and call_tags:
-            spelled += [tag for tag in call_tags if tag not in setup.token_tags]
+            spelled += [tag for tag in call_tags if tag and tag not in setup.token_tags]
         self._spelled_pair = tuple(tag for tag in spelled if tag in (self._open_tag, self._close_tag))
         self._triggers = tuple(spelled) + ((self._bare,) if self._bare else ())
         self._trigger = re.compile("|".join(map(re.escape, self._triggers))) if self._triggers else None
         self._prefixes = frozenset(mark[:n] for mark in self._triggers for n in range(1, len(mark)))
+        self._beginnings = frozenset(mark[0] for mark in self._triggers)
+        self._longest = max(map(len, self._triggers), default=1) - 1
 
     @property
     def in_reasoning(self) -> bool:
@@ -134,24 +147,26 @@ class TaggedParser:
 
     def text(self, text: str) -> None:
         """Ordinary text."""
-        if self._trigger is None and self._reader is None and not self._inside_pair:
+        if self._trigger is None and self._reader is None and not self._inside_pair and self._first is None:
             self._put(text)
             return
         if self._maybe is not None:
             self._maybe += text
-            assert self._reader is not None
-            if not self._reader.refutes(self._maybe):
-                return
-            text, self._maybe = self._maybe, None
-            self._go(self._result(self._reader.feed(self._close_tag)))
+            self._refute("")
+            return
         self._go(self._held + text)
 
     def tag(self, name: str) -> None:
         """A tag that came as a token of its own."""
+        if name in self._inner:
+            self._refute(name)
         self._settle()
         if self._reader is not None and self._held:
             self._go(self._result(self._reader.feed(self._take_held())))
         if self._reader is not None:
+            if name in self._inner:
+                self._go(self._result(self._reader.tag(name)))
+                return
             if name == self._close_tag and not self._nested:
                 if self._reader.closing(token=True, after_newline=self._last == "\n") == "maybe":
                     self._maybe = ""
@@ -175,11 +190,18 @@ class TaggedParser:
         if self._reader is None:
             self._put(self._take_held())
         elif not cut:
-            self._writer.note("the turn ended inside a call")
+            if self._reader.committed:
+                self._writer.note("the turn ended inside a call")
             self._end_call(False)
         elif not self._reader.committed:
             self._writer.note("the limit cut off a call before its name")
             self._writer.end_text()
+
+    def _refute(self, following: str) -> None:
+        """A closing tag that was a "maybe" was content, if what came after it and `following` show that."""
+        if self._maybe is not None and self._reader is not None and self._reader.refutes(self._maybe + following):
+            text, self._maybe = self._maybe, None
+            self._go(self._result(self._reader.feed(self._close_tag)) + text)
 
     def _settle(self) -> None:
         """A closing tag that was a "maybe" counts: nothing spoke against it."""
@@ -198,13 +220,14 @@ class TaggedParser:
             text = self._step(text) if self._reader is None else self._read(text)
 
     def _outer_tag(self, name: str) -> None:
-        if name == THINK:
+        if name == self._think:
             if not self._thinking:
                 self._thinking = True
+                self._header_left = self._think_header
                 self._writer.open_reasoning()
-        elif name == END_THINK:
+        elif name == self._end_think:
             if self._thinking:
-                self._thinking = False
+                self._thinking, self._header_left = False, ""
                 self._writer.close_reasoning()
         elif name == self._open_tag and self._calls.possible:
             self._begin(name)
@@ -223,7 +246,7 @@ class TaggedParser:
     def _step(self, text: str) -> str:
         """Outside of calls: deal with the front of `text`, return the rest."""
         if self._inside_pair:
-            rest = text.lstrip(SPACE + ",}]")
+            rest = text.lstrip(SPACE + ",;}]")
             self._junk += text[: len(text) - len(rest)]
             if not rest:
                 return ""
@@ -232,6 +255,16 @@ class TaggedParser:
                 return rest
             self._inside_pair = any(rest.startswith(tag) or tag.startswith(rest) for tag in self._spelled_pair)
             text = rest
+        if self._first is not None and not self._thinking:
+            body = text.lstrip(SPACE)
+            if not body:
+                self._put(text)
+                return ""
+            first, self._first = self._first, None
+            if body[0] == first and self._calls.possible:
+                self._put(text[: len(text) - len(body)])
+                self._begin("")
+                return body
         match = self._trigger.search(text) if self._trigger else None
         if match is None:
             self._put(text[: len(text) - self._hold(text)])
@@ -248,11 +281,14 @@ class TaggedParser:
         return text[match.end() :]
 
     def _hold(self, text: str) -> int:
-        for start in range(max(0, len(text) - max(map(len, self._triggers), default=0) + 1), len(text)):
-            if text[start:] in self._prefixes:
-                self._held = text[start:]
-                return len(text) - start
-        return 0
+        nearest = len(text)
+        for char in self._beginnings:
+            at = text.find(char, max(0, len(text) - self._longest))
+            while 0 <= at < nearest and text[at:] not in self._prefixes:
+                at = text.find(char, at + 1)
+            nearest = at if 0 <= at < nearest else nearest
+        self._held = text[nearest:]
+        return len(text) - nearest
 
     def _in_code(self) -> bool:
         return self._writer.answer_text.count("```") % 2 == 1
@@ -309,6 +345,10 @@ class TaggedParser:
         self._last = text[-1]
         self._just_called = self._just_called and not text.strip(SPACE)
         if self._thinking:
+            while self._header_left and text:
+                same = text[0] == self._header_left[0]
+                self._header_left = self._header_left[1:] if same else ""
+                text = text[1:] if same else text
             self._writer.reasoning(text)
         else:
             self._writer.text(text)

@@ -1,0 +1,146 @@
+"""Grammar of values in Gemma 4's notation: JSON with bare keys and strings between quote tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pooled_mlx.chat_formats import rules
+from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
+from pooled_mlx.chat_formats.raw_values import text_branches, without
+from pooled_mlx.chat_formats.schemas import condition, only_types, parameters_of, requirement, resolve, shape_of
+from pooled_mlx.core.request import Tool
+from pooled_mlx.grammar.errors import Unenforced
+from pooled_mlx.grammar.lark import SELF, SchemaError
+
+_MAX_DEPTH = 8
+_MOST_IN_ANY_ORDER = 60
+_NUMBER_RULES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_HELD = frozenset(
+    {
+        *("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions", "nullable", "$schema"),
+        *("properties", "required", "additionalProperties", "items", "minItems", "maxItems"),
+        *("minLength", "maxLength", "pattern", "format", *_NUMBER_RULES),
+    }
+)
+
+
+class ValueRules:
+    """Values of a schema's types, objects with their declared properties in any order, deeper than `_MAX_DEPTH` anything."""
+
+    def __init__(self, spec: AnswerSpec, lark: GrammarBuilder, quote: str, *, spelled: bool) -> None:
+        self._spec = spec
+        self._lark = lark
+        self._quote = quote
+        self._spelled = spelled
+        self._known: dict[str, str] = {}
+        self._any_rule = ""
+
+    def of(self, tool: Tool) -> str:
+        """The rule of a tool's arguments as one object."""
+        if tool.name in self._spec.degraded:
+            return self._any_object()
+        schema = rules.arguments_schema(tool)
+        key = rules.shape_key(schema)
+        if key not in self._known:
+            try:
+                self._known[key] = self._object(schema, schema, rules.where_of(tool), 0)
+            except SchemaError as error:
+                self._spec.degraded[tool.name] = str(error)
+                return self._any_object()
+        return self._known[key]
+
+    def _any_object(self) -> str:
+        self._any()
+        return f'"{{" ({_KEY} ":" {self._any()} ("," {_KEY} ":" {self._any()})*)? "}}"'
+
+    def _any(self) -> str:
+        """Any value."""
+        if not self._any_rule:
+            key = _KEY
+            alternatives = [
+                self._string([]),
+                r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
+                '"true"',
+                '"false"',
+                '"null"',
+                f'"[" ({SELF} ("," {SELF})*)? "]"',
+                f'"{{" ({key} ":" {SELF} ("," {key} ":" {SELF})*)? "}}"',
+            ]
+            self._any_rule = self._lark.rule("any", "\n    | ".join(alternatives))
+        return self._any_rule
+
+    def _string(self, expressions: list[str]) -> str:
+        if not self._spelled:
+            text = self._lark.terminal("TEXT", " & ".join(expressions)) if expressions else rules.ANY_TEXT
+            return f"{self._quote} {text} {self._quote}"
+        text = self._lark.terminal("TEXT", " & ".join([*expressions, without('<|"|>')])) if expressions else rules.ANY_TEXT
+        return f"{self._quote} {rules.until(self._lark, self._quote, text)}"
+
+    def _value(self, schema: Any, root: object, where: str, depth: int) -> str:
+        schema = resolve(schema, root)
+        if not isinstance(schema, Mapping) or not schema or depth > _MAX_DEPTH:
+            return self._any()
+        for keyword in schema:
+            if keyword not in _HELD:
+                self._lark.unenforced.append(Unenforced(f"{where}/{keyword}", keyword, "Gemma's notation cannot be held to it"))
+        if "const" in schema or isinstance(schema.get("enum"), list):
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            return "(" + " | ".join(self._exactly(value) for value in values) + ")"
+        for word in ("anyOf", "oneOf"):
+            if isinstance(schema.get(word), list) and schema[word]:
+                parts = [self._value(branch, root, f"{where}/{word}/{n}", depth + 1) for n, branch in enumerate(schema[word])]
+                return "(" + " | ".join(dict.fromkeys(parts)) + ")"
+        shape = shape_of(schema, root)
+        if "type" not in schema and shape.text_only and not any(key in schema for key in ("pattern", "minLength", "maxLength")):
+            return self._any()
+        parts = [self._typed(kind, schema, root, where, depth) for kind in sorted(shape.types)]
+        return "(" + " | ".join(dict.fromkeys(parts)) + ")"
+
+    def _typed(self, kind: str, schema: Mapping[str, Any], root: object, where: str, depth: int) -> str:
+        if kind == "object":
+            return self._object(schema, root, where, depth)
+        if kind == "array":
+            item = self._value(schema.get("items", True), root, f"{where}/items", depth + 1)
+            low, high = schema.get("minItems", 0), schema.get("maxItems")
+            more = f'("," {item}){{{max(low - 1, 0)},{"" if high is None else max(high - 1, 0)}}}'
+            inside = f"{item} {more}" if high != 0 else ""
+            return f'"[" {inside} "]"' if low else f'"[" ({inside})? "]"' if inside else '"[" "]"'
+        if kind == "string":
+            dropped: list[tuple[str, str]] = []
+            branches = text_branches(only_types(schema, root, frozenset({"string"})) or {}, root, dropped)
+            self._lark.unenforced.extend(Unenforced(f"{where}/{keyword}", keyword, why) for keyword, why in dropped)
+            return self._string(branches[0][1] if branches else [])
+        if kind in ("integer", "number"):
+            held = {"type": kind, **{word: schema[word] for word in _NUMBER_RULES if word in schema}}
+            return rules.tool_json(self._lark, held, where)
+        return '"null"' if kind == "null" else '("true" | "false")'
+
+    def _object(self, schema: Mapping[str, Any], root: object, where: str, depth: int) -> str:
+        declared = parameters_of(schema)
+        if not declared or len(declared) > _MOST_IN_ANY_ORDER:
+            closed = schema.get("additionalProperties") is False and not declared
+            return '"{" "}"' if closed else self._any_object()
+        names = list(declared)
+        complete = condition(names, *requirement(schema))
+        pairs = [
+            f"{self._lark.text(name + ':')} {self._value(value, root, f'{where}/properties/{name}', depth + 1)}"
+            for name, value in declared.items()
+        ]
+        rest = [f'"}}"{complete}']
+        rest += [f'"," {pair} {SELF}::set_bit({bit}) %if bit_clear({bit})' for bit, pair in enumerate(pairs)]
+        after = self._lark.rule("rest", "\n    | ".join(rest), attributes="::_")
+        first = [f"{pair} {after}::{1 << bit:#x}" for bit, pair in enumerate(pairs)]
+        if not complete:
+            first.append('"}"')
+        return self._lark.rule("object", '"{" (' + " | ".join(first) + ")")
+
+    def _exactly(self, value: object) -> str:
+        if isinstance(value, str):
+            return f"{self._quote} {self._lark.text(value)} {self._quote}" if value else f"{self._quote} {self._quote}"
+        if isinstance(value, bool) or value is None:
+            return self._lark.text({True: "true", False: "false", None: "null"}[value])
+        return rules.tool_json(self._lark, {"const": value}, "")
+
+
+_KEY = r"/[A-Za-z_][0-9A-Za-z_\-.]*/"

@@ -1,0 +1,137 @@
+"""Grammar of calls that write each argument as bare text between tags of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from pooled_mlx.chat_formats import rules
+from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
+from pooled_mlx.chat_formats.raw_values import text_branches
+from pooled_mlx.chat_formats.schemas import condition, only_types, parameters_of, part_of, requirement, shape_of
+from pooled_mlx.core.request import Tool
+from pooled_mlx.grammar.errors import Unenforced
+from pooled_mlx.grammar.lark import SELF, SchemaError
+
+MOST_IN_ANY_ORDER = 60
+"""Parameters of one tool that the grammar engine can count; with more they come in the order of the schema."""
+
+Value = tuple[str, bool]
+"""A body for a value with its closing tag, and whether it is raw text in which a closing tag may be content."""
+
+
+class ParameterRules(ABC):
+    """Parameters in any order, each once, the required ones always, every value of its schema's type.
+
+    A format says how its tags look. `end` closes the call behind the last parameter, `close` a value.
+    """
+
+    def __init__(self, spec: AnswerSpec, lark: GrammarBuilder, *, end: str, close: str) -> None:
+        self.spec = spec
+        self.lark = lark
+        self.end = end
+        self.close = close
+        self._known: dict[str, str] = {}
+
+    @abstractmethod
+    def head(self, name: str) -> str:
+        """What opens the parameter `name`."""
+
+    @abstractmethod
+    def any_head(self) -> str:
+        """What opens a parameter of any name."""
+
+    @abstractmethod
+    def bounded(self, expressions: list[str]) -> str:
+        """A text that matches all these regexes, and its closing tag."""
+
+    @abstractmethod
+    def raw(self, but: str) -> str:
+        """Any text, and its closing tag. `but` are characters the text must not begin with, as a regex set without brackets."""
+
+    def literal(self, text: str) -> str:
+        """Exactly this text, and its closing tag."""
+        return f"{self.lark.text(text)} {self.close}"
+
+    def more(self, names: list[str], complete: str) -> str:
+        """A parametric rule for what may follow a raw value's closing tag when it was content; "" where it never is."""
+        return ""
+
+    def of(self, tool: Tool) -> str:
+        """The rule, with its start value, for everything behind the tool's name."""
+        schema = rules.arguments_schema(tool)
+        degraded = tool.name in self.spec.degraded
+        grammar = (tool.grammar.syntax, tool.grammar.definition) if tool.grammar and not degraded else None
+        key = rules.shape_key(schema, grammar, degraded)
+        if key not in self._known:
+            try:
+                self._known[key] = self._shape(tool, schema)
+            except SchemaError as error:
+                self.spec.degraded[tool.name] = str(error)
+                return self.of(tool)
+        return self._known[key]
+
+    def _shape(self, tool: Tool, schema: Mapping[str, Any]) -> str:
+        declared = parameters_of(schema)
+        if not declared:
+            return self._undeclared(tool, schema) if schema.get("additionalProperties") else self.end
+        values = {name: self._value(tool, name, value, schema) for name, value in declared.items()}
+        if len(declared) > MOST_IN_ANY_ORDER:
+            return self._in_order(values, requirement(schema)[0])
+        names = list(declared)
+        complete = condition(names, *requirement(schema))
+        more = self.more(names, complete) if any(raw for value in values.values() for _, raw in value) else ""
+        alternatives = [self.end + complete]
+        for bit, (name, value) in enumerate(values.items()):
+            for body, raw in value:
+                after = f"{more}::set_bit({bit}) " if raw and more else ""
+                alternatives.append(f"{self.head(name)} {body} {after}{SELF}::set_bit({bit}) %if bit_clear({bit})")
+        return self.lark.rule("parameters", "\n    | ".join(alternatives), attributes="::_") + "::0x0"
+
+    def _in_order(self, values: dict[str, list[Value]], required: frozenset[str]) -> str:
+        """In the order of the schema; here a closing tag always closes."""
+        parts: list[str] = []
+        for name, value in values.items():
+            bodies = " | ".join(body for body, _ in value)
+            parts.append(f"({self.head(name)} ({bodies}))" + ("" if name in required else "?"))
+        return self.lark.rule("parameters", f"{' '.join(parts)} {self.end}")
+
+    def _undeclared(self, tool: Tool, schema: Mapping[str, Any]) -> str:
+        """Any parameters, because the schema declares none and allows them."""
+        values = self._value(tool, "", schema["additionalProperties"], schema)
+        bodies = [f"{self.any_head()} {body} {SELF}" for body, _ in values]
+        return self.lark.rule("parameters", "\n    | ".join([self.end, *bodies]))
+
+    def _value(self, tool: Tool, name: str, schema: object, root: Mapping[str, Any]) -> list[Value]:
+        shape = shape_of(schema, root)
+        where = f"{rules.where_of(tool)}/properties/{name}"
+        if tool.name in self.spec.degraded:
+            return [(self.raw(""), True)] if shape.maybe_text else [self._json({"type": sorted(shape.types)}, where)]
+        if tool.custom and tool.grammar is not None and tool.grammar.syntax == "lark":
+            return [(f"%lark {{\n{tool.grammar.definition}\n}} {self.close}", False)]
+        bodies: list[Value] = []
+        written_as_json = shape.json_types
+        if shape.maybe_text:
+            dropped: list[tuple[str, str]] = []
+            opened = False
+            for texts, expressions in text_branches(schema, root, dropped):
+                if texts is not None:
+                    bodies.append(("(" + " | ".join(self.literal(text) for text in texts) + ")", False))
+                elif expressions:
+                    bodies.append((self.bounded(expressions), False))
+                else:
+                    opened = True
+            self.lark.unenforced.extend(Unenforced(f"{where}/{keyword}", keyword, why) for keyword, why in dropped)
+            if opened:
+                # a text that reads as a number, a word or null is told from it by the reader: one rule for any text
+                written_as_json &= {"array", "object"}
+                but = "".join(mark for kind, mark in (("array", "\\["), ("object", "\\{")) if kind in written_as_json)
+                bodies.append((self.raw(but), True))
+        narrowed = only_types(schema, root, written_as_json) if written_as_json else None
+        if narrowed is not None:
+            bodies.append(self._json(part_of(root, narrowed), where))
+        return bodies
+
+    def _json(self, schema: Any, where: str) -> Value:
+        return f"{rules.tool_json(self.lark, schema, where)} {self.close}", False
