@@ -41,7 +41,7 @@ def cut_text(rendered: str, tokens: Tokens, show: Callable[[str], str] | None = 
     pieces: list[Piece] = []
     for text, control in spans:
         if control is not None:
-            pieces.append(Piece(np.array([control], dtype=np.uint32), text, control))
+            pieces.append(control_piece(control, text))
             continue
         ids, text = next(encoded), next(shown)
         if text:
@@ -63,6 +63,11 @@ def cut_ids(ids: Ids, tokens: Tokens) -> list[Piece]:
             pieces.append(Piece(ids[mark : mark + 1], tokens.text_of(control), control))
         start = mark + 1
     return pieces
+
+
+def control_piece(control: int, text: str) -> Piece:
+    """A control token alone."""
+    return Piece(np.array([control], dtype=np.uint32), text, control)
 
 
 def _stripped(spans: list[tuple[str, int | None]], tokens: Tokens) -> list[tuple[str, int | None]]:

@@ -111,7 +111,7 @@ class PromptBuilder:
         strings = () if disguise or not any(map(_has_reasoning, said)) else [*strings_of(said), *strings_in(form.listing)]
         tags = disguise or Disguise(self._control, strings)
         rendered = self._render(said, listed if self.traits.native_tools else [], options, tags, form)
-        layout = lay_out(self._pieces(rendered, disguise), self.traits, said, request.turns, self.exact_ids)
+        layout = lay_out(self._pieces(rendered, disguise), self.tokens, self.traits, said, request.turns, self.exact_ids)
         return Prompt(
             ids=layout.ids,
             boundaries=layout.boundaries,

@@ -10,8 +10,10 @@ import numpy as np
 from pooled_mlx.core.request import Turn
 from pooled_mlx.engine.conversation import Said, last_user
 from pooled_mlx.engine.exact_ids import ExactIds, HistoryHash, Ids, Known, canonical_answer
+from pooled_mlx.engine.lost_text import with_lost_text
 from pooled_mlx.engine.pieces import Piece
 from pooled_mlx.engine.template_traits import TemplateTraits
+from pooled_mlx.engine.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,12 @@ class _Writer:
 
 
 def lay_out(
-    pieces: Sequence[Piece], traits: TemplateTraits, said: Sequence[Said], turns: Sequence[Turn], exact_ids: ExactIds | None
+    pieces: Sequence[Piece],
+    tokens: Tokens,
+    traits: TemplateTraits,
+    said: Sequence[Said],
+    turns: Sequence[Turn],
+    exact_ids: ExactIds | None,
 ) -> Layout:
     """Join the pieces, with the known ids of answers in place of their rendering. `said` are the messages that were rendered.
 
@@ -73,7 +80,10 @@ def lay_out(
                     writer.boundaries.add(writer.length)
                     writer.write(pieces[end].ids)
             else:
-                for turn_piece in pieces[place : plan.stop(place)]:
+                turn_pieces, source = pieces[place : plan.stop(place)], plan.only_source(place)
+                if source is not None:
+                    turn_pieces = with_lost_text(turn_pieces, plan.headers[place], turns[source], traits, tokens)
+                for turn_piece in turn_pieces:
                     writer.write(turn_piece.ids)
             place = plan.stop(place)
             closed = None if end is None else writer.length
@@ -100,8 +110,8 @@ def lay_out(
 class _Plan:
     """Which piece begins which message.
 
-    `ends` maps the piece that opens a past assistant turn to the piece that ends it (None without an end token). `head` is
-    the piece that opens the generation prompt.
+    `headers` maps the piece that opens an assistant turn to what it begins with, `ends` the one of a past turn to the piece
+    that ends it (None without an end token). `head` is the piece that opens the generation prompt.
     """
 
     def __init__(self, pieces: Sequence[Piece], traits: TemplateTraits, said: Sequence[Said]) -> None:
@@ -110,10 +120,12 @@ class _Plan:
         self._said = said
         self._last_user = last_user(said)
         self._openers = [place for place, piece in enumerate(pieces) if piece.control in traits.openers]
-        answers = [place for place in self._openers if self._is_answer(place)]
+        self.headers = {place: header for place in self._openers if (header := self._header(place)) is not None}
+        answers = list(self.headers)
         spoken = [number for number, one in enumerate(said) if one.role == "assistant"]
         sure = len(answers) == len(spoken) + 1
-        self.head = answers[-1] if answers and (sure or traits.opens_head) else -1
+        is_last = bool(answers) and all(not piece.text.strip() for piece in pieces[answers[-1] + 1 :])
+        self.head = answers[-1] if answers and (sure or traits.opens_head or is_last) else -1
         self.ends: dict[int, int | None] = {}
         self.message: dict[int, int] = dict(zip(answers, spoken, strict=False)) if sure else {}
         self._stops: dict[int, int] = {}
@@ -141,11 +153,18 @@ class _Plan:
         sources = self._said[self.message[place]].sources
         return sources[0] if len(sources) == 1 else None
 
-    def _is_answer(self, place: int) -> bool:
-        header = self._traits.header.rstrip()
-        if self._pieces[place].control != self._traits.assistant_opener or not header:
-            return False
-        return self._text_from(place, len(header)).startswith(header)
+    def _header(self, place: int) -> str | None:
+        """The header of the assistant turn that begins at `place`, None where another turn begins."""
+        for header in self._traits.headers:
+            bare = header.rstrip()
+            if not self._text_from(place, len(bare)).startswith(bare):
+                continue
+            if self._pieces[place].control not in self._traits.speakers:
+                following = next((piece for piece in self._pieces[place + 1 :] if piece.text.strip()), None)
+                if following is not None and following.control in self._traits.speakers:
+                    return None
+            return header
+        return None
 
     def _text_from(self, place: int, characters: int) -> str:
         text = ""
@@ -158,7 +177,7 @@ class _Plan:
         if self.head < 0:
             return ""
         text = "".join(piece.text for piece in self._pieces[self.head :])
-        header = self._traits.header
+        header = self.headers[self.head]
         return text[len(header if text.startswith(header) else header.rstrip()) :]
 
     def _place_turns(self, answers: Sequence[int]) -> None:
@@ -166,7 +185,11 @@ class _Plan:
         number = 0
         before = -1
         for answer in answers:
-            places = [place for place in self._openers if before < place < answer]
+            places = [
+                place
+                for place in self._openers
+                if before < place < answer and self._pieces[place].control in self._traits.speakers
+            ]
             run: list[Said] = []
             while number < len(self._said) and self._said[number].role != "assistant":
                 run.append(self._said[number])

@@ -28,18 +28,20 @@ _CALL_ID, _LONG_ID = "abcdefgh1", "call_0123456789abcdef"
 class TemplateTraits:
     """The habits of a template.
 
-    `openers` are the ids that begin a turn, `assistant_opener` the one of the assistant, `header` what the assistant's turn
-    begins with (its opener included). `enders` are the ids that end a turn. `think_before` and `think_after` stand around a
-    reasoning text in a past turn. `keeps_chain`: reasoning stays while no user turn follows; `keeps_always`: it stays.
+    `speakers` are the ids that begin a turn of the user, a group of results, or any turn. `headers` are what assistant turns
+    begin with, each with a control token first; where that is no speaker (Mistral's [/INST]) it ends the turn before as well.
+    `openers` are the speakers and the first tokens of the headers, `enders` the ids that end a turn. `think_before` and
+    `think_after` stand around a reasoning text in a past turn. `keeps_chain`: reasoning stays while no user turn follows;
+    `keeps_always`: it stays.
     `native_tools`: it lists tools and renders calls and results. `text_arguments`: arguments that are no object may be text.
     `needs_user`: it wants a user turn somewhere; `alternates`: user and assistant must take turns. `opens_head`: the
     generation prompt has an opener of its own. `short_ids`: ids of calls must be nine letters and digits. `samples` are
     renderings to check encoders with.
     """
 
+    speakers: frozenset[int] = frozenset()
+    headers: tuple[str, ...] = ()
     openers: frozenset[int] = frozenset()
-    assistant_opener: int | None = None
-    header: str = ""
     enders: frozenset[int] = frozenset()
     think_before: str = "<think>\n"
     think_after: str = "\n</think>\n\n"
@@ -53,6 +55,11 @@ class TemplateTraits:
     opens_head: bool = False
     short_ids: bool = False
     samples: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> str:
+        """What the generation prompt begins with, "" where that cannot be told."""
+        return self.headers[0] if self.headers else ""
 
 
 def template_options(rule: ThinkingRule, thinking: Thinking) -> dict[str, Any]:
@@ -132,23 +139,23 @@ class _Probe:
         # A model may end its turn with the opener of the next one: then that opener is an end token, too.
         speakers = [text for text in after_answer if text not in eos and (text not in closers or text == opener)]
         speakers = speakers or [text for text in after_answer if text not in closers]
-        openers = {text for text in (opener, speakers[0] if speakers else None) if text}
         native = self._native_format and self.native_tools()
-        result_opener = self.result_opener() if native else None
-        if result_opener:
-            openers.add(result_opener)
+        speaking = {text for text in (speakers[0] if speakers else None, self.result_opener() if native else None) if text}
+        headers = [self.header(opener, generated, talk)] if opener else []
+        if native and opener and not first:
+            headers += self.header_after_result(opener)
+        openers = speaking | {self.controls(header)[0] for header in headers}
         stop = after_answer.index(speakers[0]) if speakers else len(after_answer)
         enders = (eos | set(after_answer[:stop])) - openers
-        header = self.header(opener, generated, talk) if opener else ""
-        before, after = self.think_form(header)
+        before, after = self.think_form(headers[0] if headers else "")
         thinks = {"reasoning_content": _THOUGHT, "thinking": _THOUGHT}
         chain = self.attempt(_said("user", _USER), _call(**thinks), _result(), tools=True) if native else ""
         always = self.attempt(_said("user", _USER), _said("assistant", _ANSWER, **thinks), _said("user", _SECOND))
         keeps_always = _THOUGHT in always
         return TemplateTraits(
+            speakers=self.ids(speaking),
+            headers=tuple(headers),
             openers=self.ids(openers),
-            assistant_opener=self._tokens.control[opener] if opener else None,
-            header=header,
             enders=self.ids(enders),
             think_before=before,
             think_after=after,
@@ -184,6 +191,15 @@ class _Probe:
         for tag, _ in THINK_TAGS:
             header = header.split(tag)[0]
         return header
+
+    def header_after_result(self, opener: str) -> list[str]:
+        """What an answer to a tool result begins with, where that is another token than after a user turn."""
+        answered = self.attempt(
+            _said("user", _USER), _call(), _result(), _said("assistant", _ANSWER), _said("user", _SECOND), tools=True
+        )
+        lead = _between(answered, _RESULT, _ANSWER) or ""
+        found = self.controls(lead)
+        return [lead[lead.rindex(found[-1]) :]] if found and opener not in found else []
 
     def think_form(self, header: str) -> tuple[str, str]:
         thinks = {"reasoning_content": _THOUGHT, "thinking": _THOUGHT}

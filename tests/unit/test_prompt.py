@@ -114,7 +114,7 @@ def test_after_compaction_there_may_be_no_user_turn(name: str) -> None:
     prompt = build.build(request(*turns, tools=(READ,)))
     text = text_of(prompt, build.tokens)
     assert "read_file" in text
-    assert text.index('"path": "a"' if '"path": "a"' in text else "<parameter=path>") < text.index("found")
+    assert text.rindex("path") < text.index("found")
     assert np.array_equal(prompt.ids, build.build(request(*turns, tools=(READ,))).ids)
 
 

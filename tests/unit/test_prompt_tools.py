@@ -13,7 +13,7 @@ from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.request import CustomGrammar, Tool, ToolChoice, Turn
 from pooled_mlx.engine.prompt import PromptBuilder
 from pooled_mlx.engine.templates import ChatTemplate
-from tests.prompt_builders import FAMILIES, READ, builder, call, qwen, request, text_of, user
+from tests.prompt_builders import DROP, FAMILIES, READ, builder, call, qwen, request, text_of, user
 from tests.small_tokenizer import byte_level_tokens
 
 
@@ -156,3 +156,28 @@ def test_what_is_nested_too_deeply_is_refused(name: str) -> None:
     assert refused.value.kind.status == 400
     while schema:
         schema = schema["properties"]["a"]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("tags", [(), ("<think>", "</think>")], ids=["no tags", "tags"])
+def test_what_a_template_leaves_out_beside_calls_is_put_back(name: str, tags: tuple[str, ...]) -> None:
+    source, special, _, eos = FAMILIES[name]
+    tokens = byte_level_tokens(special, tags, eos=eos)
+    build = PromptBuilder(tokens, ChatTemplate(source), ModelCard("t", "T", chat_format="hermes", thinking=DROP))
+    assert build.traits.native_tools
+    turns = (
+        user("q"),
+        Turn("assistant", " I look <think>.", reasoning="needs </think> care", tool_calls=(call('{"path": "a"}'),)),
+        Turn("tool", "r", tool_call_id="c1"),
+    )
+    prompt = build.build(request(*turns, tools=(READ,)))
+    text = text_of(prompt, tokens)
+    assert "<think>\nneeds </think> care\n</think>\n\nI look <think>." in text
+    assert text.index("I look") < text.rindex('{"path": "a"}')
+    ids = prompt.ids.tolist()
+    for tag in tags:
+        assert ids.count(tokens.control[tag]) == 1
+    bare = build.build(request(turns[0], replace(turns[1], text="", reasoning=None), turns[2], tools=(READ,)))
+    assert text.replace("<think>\nneeds </think> care\n</think>\n\nI look <think>.", "").replace("\n\n\n\n", "\n\n") == text_of(
+        bare, tokens
+    )

@@ -295,6 +295,23 @@ def test_other_families_are_spliced_too(name: str) -> None:
     assert hits(build, ask(*turns, second, user("t")), cached)
 
 
+@pytest.mark.parametrize("results", [1, 2])
+def test_answers_to_tool_results_have_a_header_of_their_own_in_mistrals_way(results: int) -> None:
+    build = builder(families.MISTRAL, False, families.MISTRAL_SPECIAL, (), ("</s>",), chat_format="hermes")
+    assert build.traits.native_tools
+    calls = tuple(ToolCall(f"c{number}", "read_file", "{}") for number in range(results))
+    called, said = Turn("assistant", "", tool_calls=calls), Turn("assistant", "done")
+    _, cached = generate(build, ask(user("q")), "[TOOL_CALLS] odd", called, end="</s>")
+    turns = [user("q"), called, *(Turn("tool", f"r{number}", tool_call_id=f"c{number}") for number in range(results))]
+    assert hits(build, ask(*turns), cached)
+    prompt, cached = generate(build, ask(*turns), " done", said, end="</s>")
+    assert build.tokens.text_of(int(prompt.ids[prompt.head])) == "[/TOOL_RESULTS]"
+    assert prompt.head == len(prompt) - 1
+    after = build.build(ask(*turns, said, user("next")))
+    assert after.ids[: len(cached)].tolist() == cached
+    assert [index for _, index in after.turns] == list(range(len(turns) + 2))
+
+
 def test_turns_that_were_merged_are_not_spliced() -> None:
     build = builder(families.GEMMA, False, families.GEMMA_SPECIAL, (), ("<end_of_turn>",))
     answer = Turn("assistant", "one")
