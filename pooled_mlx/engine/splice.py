@@ -75,7 +75,7 @@ def lay_out(
             end = plan.ends[place]
             known = _known(plan, place, writer, turns, exact_ids)
             if known is not None:
-                writer.write(_without_next_opener(known.ids, traits))
+                writer.write(_without_next_opener(known.ids, tokens, traits))
                 if end is not None and int(known.ids[-1]) not in traits.enders:
                     writer.boundaries.add(writer.length)
                     writer.write(pieces[end].ids)
@@ -250,6 +250,7 @@ def _known(plan: _Plan, place: int, writer: _Writer, turns: Sequence[Turn], exac
     return exact_ids.find(history, answer, "")
 
 
-def _without_next_opener(ids: Ids, traits: TemplateTraits) -> Ids:
+def _without_next_opener(ids: Ids, tokens: Tokens, traits: TemplateTraits) -> Ids:
     """Some models end their turn with the opener of the next one, which the template writes anyway."""
-    return ids[:-1] if len(ids) and int(ids[-1]) in traits.openers else ids
+    last = int(ids[-1])
+    return ids[:-1] if last in traits.openers and last in tokens.eos_ids else ids

@@ -258,6 +258,13 @@ def test_a_model_that_ends_its_turn_with_the_next_opener() -> None:
     assert text.count("<|user|>") == 2
 
 
+def test_an_answer_of_no_tokens_at_all() -> None:
+    build = builder(families.DEEPSEEK, False, families.DEEPSEEK_SPECIAL, (), ("<｜end▁of▁sentence｜>",))
+    silent = Turn("assistant", "")
+    _, cached = generate(build, ask(user("q")), "", silent, end="")
+    assert hits(build, ask(user("q"), silent, user("next")), cached)
+
+
 def test_a_template_that_writes_another_end_token_than_the_model() -> None:
     eos = ("<|return|>", "<|call|>", "<|endoftext|>")
     build = builder(families.HARMONY, False, families.HARMONY_SPECIAL, (), eos)
