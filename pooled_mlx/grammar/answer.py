@@ -6,17 +6,19 @@ import hashlib
 import json
 import marshal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from pooled_mlx.core.errors import bad_request
+from pooled_mlx.core.errors import ApiError, bad_request
 from pooled_mlx.core.request import Request, Tool
 from pooled_mlx.grammar import lint
 from pooled_mlx.grammar.errors import SchemaError, Unenforced
 from pooled_mlx.grammar.lark import LarkBuilder
 from pooled_mlx.grammar.match import CompiledGrammar, Compiler, GrammarRefused, GrammarTokenizer
+from pooled_mlx.grammar.plain import is_plain
+from pooled_mlx.grammar.schema import lower
 from pooled_mlx.grammar.spec import AnswerSpec
 
 _TOOLS = "/tools/"
@@ -89,8 +91,11 @@ def _make(
     request: Request, chat_format: AnswerFormat, tokens: GrammarTokenizer | Compiler, offered: tuple[Tool, ...], open_: bool
 ) -> AnswerGrammar:
     tokenizer = tokens.tokenizer if isinstance(tokens, Compiler) else tokens
+    degraded: dict[str, str] = {}
+    dropped: list[Unenforced] = []
     for index, tool in enumerate(offered):
         _check_size(tool, index)
+        _look_at(tool, degraded, dropped)
     form = request.response_format
     spec = AnswerSpec(
         request=request,
@@ -99,13 +104,17 @@ def _make(
         may_think=request.thinking.on and not open_,
         json_schema=_ANY_OBJECT if form.kind == "json_object" else form.schema if form.kind == "json_schema" else None,
         markers=chat_format.tags & tokenizer.added.keys(),
+        degraded=degraded,
     )
-    work = _Work(spec, chat_format, tokenizer, strict=form.kind == "json_schema" and form.strict)
+    strict = form.kind == "json_schema" and form.strict
+    if offered and request.tool_choice.mode in ("required", "named") and spec.json_schema is not None:
+        _check_format(spec.json_schema, strict)  # no rule will be written for it, and it is wrong all the same
+    work = _Work(spec, chat_format, tokenizer, strict=strict)
     try:
         lark = work.write(spec)
     except RecursionError:
         spec = replace(spec, tools=tuple(_shallow(tool, spec.degraded) for tool in offered))
-        work = _Work(spec, chat_format, tokenizer, strict=form.kind == "json_schema" and form.strict)
+        work = _Work(spec, chat_format, tokenizer, strict=strict)
         lark = work.write(spec)
     compiled = None
     if isinstance(tokens, Compiler):
@@ -116,7 +125,8 @@ def _make(
             lark = work.write(spec)
             compiled = tokens.compile(work.text)
     held = [item for item in lark.unenforced if not item.pointer.startswith(_TOOLS)]
-    return AnswerGrammar(work.text, tuple(map(_header, held)), tuple(_warnings(spec, lark.unenforced)), compiled)
+    warnings = _warnings(spec, [*dropped, *lark.unenforced])
+    return AnswerGrammar(work.text, tuple(map(_header, held)), tuple(warnings), compiled)
 
 
 class _Work:
@@ -135,9 +145,7 @@ class _Work:
         try:
             self.text = self._format.grammar(spec, lark)
         except SchemaError as error:
-            raise bad_request(
-                f"The schema of response_format cannot be used: {error.pointer or '#'}: {error.message}.", "response_format"
-            ) from error
+            raise _format_refused(error) from error
         size = len(self.text.encode())
         if size > lint.MAX_GRAMMAR_BYTES:
             raise bad_request(
@@ -177,15 +185,53 @@ class _Work:
         return ""
 
 
+def _check_format(schema: Mapping[str, Any] | bool, strict: bool) -> None:
+    try:
+        lower(schema, strict=strict)
+    except SchemaError as error:
+        raise _format_refused(error) from error
+
+
+def _format_refused(error: SchemaError) -> ApiError:
+    return bad_request(
+        f"The schema of response_format cannot be used: {error.pointer or '#'}: {error.message}.", "response_format"
+    )
+
+
 def _check_size(tool: Tool, index: int) -> None:
-    if tool.parameters is None or isinstance(tool.parameters, bool):
+    if tool.parameters is None or isinstance(tool.parameters, bool) or _is_small(tool.parameters):
         return
-    size = len(json.dumps(tool.parameters, ensure_ascii=False, separators=(",", ":")))
+    try:
+        size = len(json.dumps(tool.parameters, ensure_ascii=False, separators=(",", ":")))
+    except RecursionError:
+        return  # far too deep for any use: see `_shallow`
     if size > lint.MAX_TOOL_SCHEMA_CHARACTERS:
         limit = lint.MAX_TOOL_SCHEMA_CHARACTERS
         raise bad_request(
             f"The schema of tool {tool.name!r} has {size} characters (limit {limit}). Send a smaller one.", f"tools[{index}]"
         )
+
+
+def _look_at(tool: Tool, degraded: dict[str, str], dropped: list[Unenforced]) -> None:
+    """Find what is wrong with a tool's schema and what cannot be enforced, whatever its format makes of it."""
+    if tool.custom or tool.parameters is None or is_plain(tool.parameters):
+        return
+    try:
+        lowered = lower(tool.parameters, strict=False, where=_TOOLS + tool.name, tool=True)
+    except SchemaError as error:
+        degraded[tool.name] = str(error)
+    except RecursionError:
+        return  # see `_shallow`
+    else:
+        dropped.extend(lowered.unenforced)
+
+
+def _is_small(schema: Mapping[str, Any]) -> bool:
+    """True for a schema whose JSON cannot reach the cap: no value takes more than four times what it takes in binary."""
+    try:
+        return len(marshal.dumps(dict(schema), 2)) <= lint.MAX_TOOL_SCHEMA_CHARACTERS // 4
+    except ValueError:
+        return False
 
 
 def _shallow(tool: Tool, degraded: dict[str, str]) -> Tool:
@@ -232,16 +278,17 @@ def _header(item: Unenforced) -> str:
 
 def _warnings(spec: AnswerSpec, unenforced: Iterable[Unenforced]) -> list[str]:
     """One line for each tool whose schema is held in part or not at all."""
-    dropped: dict[str, list[str]] = {}
+    dropped: dict[str, dict[tuple[str, str], str]] = {}
     for item in unenforced:
         if item.pointer.startswith(_TOOLS):
             name, _, pointer = item.pointer.removeprefix(_TOOLS).partition("/")
-            dropped.setdefault(name, []).append(f"{item.keyword} at /{pointer} ({item.why})")
+            dropped.setdefault(name, {}).setdefault((pointer, item.keyword), item.why)
     found = [
         f"tool {name!r}: its schema is not used, its calls keep name and shape only: {reason}"
         for name, reason in spec.degraded.items()
     ]
-    found += [
-        f"tool {name!r}: not enforced: {'; '.join(parts)}" for name, parts in dropped.items() if name not in spec.degraded
-    ]
+    for name, parts in dropped.items():
+        if name not in spec.degraded:
+            named = "; ".join(f"{keyword} at /{pointer} ({why})" for (pointer, keyword), why in parts.items())
+            found.append(f"tool {name!r}: not enforced: {named}")
     return found
