@@ -38,6 +38,7 @@ class HarmonyParser:
         self._spelled = tuple(tag for tag in _TAGS if tag not in setup.token_tags) if not setup.token_tags else ()
         self._header = ""
         self._body = ""
+        self._behind = ""
         self._reader: HermesReader | None = None
         self._first = True
         """No tag was seen: what came is text that lacks its header."""
@@ -95,7 +96,7 @@ class HarmonyParser:
                 self._body = "called"
                 self._plain(rest)
         elif self._body == "called":
-            self._writer.text(text.strip(SPACE + "}"))
+            self._behind += text
         else:
             self._writer.text(text)
 
@@ -138,6 +139,10 @@ class HarmonyParser:
     def _end_message(self) -> None:
         if self._body == "analysis":
             self._writer.close_reasoning()
+        elif self._body == "called":
+            # what stands behind the arguments is a mistake: brackets too many are dropped, words are text
+            behind, self._behind = self._behind.strip(SPACE + "}"), ""
+            self._writer.text(behind)
         elif self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -151,15 +151,17 @@ class TaggedParser:
             self._put(text)
             return
         if self._maybe is not None:
+            assert self._reader is not None
             self._maybe += text
-            self._refute("")
+            if self._reader.refutes(self._maybe):
+                self._refute()
             return
         self._go(self._held + text)
 
     def tag(self, name: str) -> None:
         """A tag that came as a token of its own."""
-        if name in self._inner:
-            self._refute(name)
+        if name in self._inner and self._maybe is not None:
+            self._refute()
         self._settle()
         if self._reader is not None and self._held:
             self._go(self._result(self._reader.feed(self._take_held())))
@@ -197,11 +199,12 @@ class TaggedParser:
             self._writer.note("the limit cut off a call before its name")
             self._writer.end_text()
 
-    def _refute(self, following: str) -> None:
-        """A closing tag that was a "maybe" was content, if what came after it and `following` show that."""
-        if self._maybe is not None and self._reader is not None and self._reader.refutes(self._maybe + following):
-            text, self._maybe = self._maybe, None
-            self._go(self._result(self._reader.feed(self._close_tag)) + text)
+    def _refute(self) -> None:
+        """A closing tag that was a "maybe" was content: what came after it belongs inside the call."""
+        assert self._maybe is not None
+        assert self._reader is not None
+        text, self._maybe = self._maybe, None
+        self._go(self._result(self._reader.feed(self._close_tag)) + text)
 
     def _settle(self) -> None:
         """A closing tag that was a "maybe" counts: nothing spoke against it."""

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pooled_mlx.core.answer import fold
 from pooled_mlx.core.events import Finished, Usage
 from pooled_mlx.core.request import Tool
-from tests.answers import PATCH, TAGS, Outcome, PieceTable, decoded, parts, says
+from tests.answers import (
+    GEMMA_TAGS,
+    GLM_TAGS,
+    HARMONY_TAGS,
+    LLAMA_TAGS,
+    MISTRAL_TAGS,
+    PATCH,
+    TAGS,
+    Outcome,
+    PieceTable,
+    decoded,
+    parts,
+    says,
+)
 
 TYPED = Tool(
     "f",
@@ -37,14 +50,50 @@ JSON = [
     *('"a": "x', '"input": "', '"', "\\", "\\n", "\\u00", "e9", "\\ud83d", "\\ude00", "{", "}", "}}", "[", "]", ",", ":"),
     *("1", "tru", "true", " ", "\n", "'", "x", "é🙂", '{"name": "zz"}', "\\d"),
 ]
-SNIPPETS = {"plain": [*TAGS, "x ", "\n"], "hermes": [*JSON, *TAGS], "qwen3_coder": [*XML, *TAGS]}
+GLM = [
+    *(
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>",
+        "f",
+        "apply_patch\n",
+        "zz",
+        "a",
+        "n",
+        "input",
+        "5",
+        "\n",
+        " ",
+        "x",
+        "é🙂",
+        "<",
+    ),
+    *("</arg_value>\n</tool_call>", "[1,", '"a"]', "null"),
+]
+MISTRAL = ['[TOOL_CALLS]f[ARGS]{"a": "', '[TOOL_CALLS][{"name": "f", "arguments": {', "f", "zz", "abcdefghi", "[TOOL", *JSON]
+GEMMA = ['<|tool_call>call:f{a:<|"|>', "call:f{", "call:apply_patch{input:", "thought\n", "thou", "a:", *JSON]
+LLAMA = ['{"name": "f", "parameters": {', *JSON]
+HARMONY = [
+    *("analysis", "final", "commentary", " to=functions.f", " to=functions.zz ", "assistant", "json", "<|chan"),
+    '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "',
+    *JSON,
+]
+SNIPPETS = {
+    "plain": (["x ", "\n"], TAGS),
+    "hermes": (JSON, TAGS),
+    "qwen3_coder": (XML, TAGS),
+    "glm": (GLM, GLM_TAGS),
+    "mistral": (MISTRAL, MISTRAL_TAGS),
+    "gemma": (GEMMA, GEMMA_TAGS),
+    "llama3": (LLAMA, LLAMA_TAGS),
+    "harmony": (HARMONY, HARMONY_TAGS),
+}
 
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[str, str, tuple[str, ...], dict[str, object]]:
     chat_format = draw(st.sampled_from(sorted(SNIPPETS)))
-    text = "".join(draw(st.lists(st.sampled_from(SNIPPETS[chat_format]), max_size=30)))
-    tags = draw(st.sampled_from([TAGS, TAGS[:2], ()]))
+    snippets, all_tags = SNIPPETS[chat_format]
+    text = "".join(draw(st.lists(st.sampled_from([*snippets, *all_tags]), max_size=30)))
+    tags = draw(st.sampled_from([all_tags, all_tags[: len(all_tags) // 2], ()]))
     options: dict[str, object] = {
         "tools": draw(st.sampled_from([TOOLS, TOOLS, ()])),
         "ends": draw(st.sampled_from(["stop", "length"])),
@@ -117,9 +166,10 @@ def bare(text: str) -> str:
 def test_without_calls_nothing_of_the_text_is_lost(
     answer: tuple[str, str, tuple[str, ...], dict[str, object]], thinking: bool
 ) -> None:
-    chat_format, text, _, options = answer
+    chat_format, text, tags, options = answer
+    assume(chat_format in ("plain", "hermes", "qwen3_coder", "glm"))
     options = {**options, "stop": (), "ends": "stop", "tools": ()}
-    outcome = says(text, chat_format, thinking=thinking, **options)  # type: ignore[arg-type]
+    outcome = says(text, chat_format, tags=tags or TAGS[:2], thinking=thinking, **options)  # type: ignore[arg-type]
     assert sorted(bare(outcome.text + outcome.reasoning)) == sorted(bare(text))
 
 

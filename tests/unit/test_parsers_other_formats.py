@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import pytest
+
+from pooled_mlx.core.request import Tool
+from tests.answers import (
+    GEMMA_TAGS,
+    GLM_TAGS,
+    HARMONY_TAGS,
+    LLAMA_TAGS,
+    MISTRAL_TAGS,
+    PATCH,
+    READ,
+    TAGS,
+    WRITE,
+    Outcome,
+    says,
+)
+
+BOTH = (READ, WRITE)
+NOTHING: tuple[str, ...] = ()
+
+
+def glm(name: str, newline: str = "\n", /, **arguments: str) -> str:
+    pairs = "".join(
+        f"<arg_key>{key}</arg_key>{newline}<arg_value>{value}</arg_value>{newline}" for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}{newline}{pairs}</tool_call>"
+
+
+@pytest.mark.parametrize("tags", [GLM_TAGS, TAGS, NOTHING])
+@pytest.mark.parametrize("newline", ["\n", ""])
+def test_glm_calls(tags: tuple[str, ...], newline: str) -> None:
+    outcome = says(f"Look:\n{glm('read_file', newline, path='a')}\n{glm('read_file', newline, path='b')}", "glm", tags=tags)
+    assert outcome.text == "Look:"
+    assert outcome.calls == [("read_file", {"path": "a"}), ("read_file", {"path": "b"})]
+
+
+def test_glm_thinking_and_types() -> None:
+    tool = Tool("typed", parameters={"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}})
+    outcome = says("\n<think>hm</think>\n" + glm("typed", n="5", s="5"), "glm", (tool,), tags=GLM_TAGS)
+    assert (outcome.reasoning, outcome.text, outcome.calls) == ("hm", "", [("typed", {"n": 5, "s": "5"})])
+
+
+@pytest.mark.parametrize("tags", [GLM_TAGS, TAGS])
+def test_glm_tags_inside_a_value_arrive_unchanged(tags: tuple[str, ...]) -> None:
+    content = "x</tool_call> <b>\n<arg_key>y</arg_key>\n"
+    outcome = says(glm("write_file", path="p", content=content) + "\n" + glm("read_file", path="z"), "glm", BOTH, tags=tags)
+    assert outcome.calls == [("write_file", {"path": "p", "content": content}), ("read_file", {"path": "z"})]
+    assert outcome.text == ""
+
+
+@pytest.mark.parametrize("tags", [GLM_TAGS, NOTHING])
+@pytest.mark.parametrize("said", ["The `<tool_call>` tag", "<tool_call>nope\n</tool_call>", "<tool_call>\n</tool_call>"])
+def test_glm_no_calls(tags: tuple[str, ...], said: str) -> None:
+    assert (says(said, "glm", tags=tags).text, says(said, "glm", tags=tags).calls) == (said, [])
+
+
+def test_glm_call_without_arguments_and_cut_call() -> None:
+    assert says("<tool_call>noop</tool_call>", "glm", (Tool("noop"),), tags=GLM_TAGS).raw_calls == [("noop", "{}")]
+    cut = "<tool_call>read_file\n<arg_key>path</arg_key>\n<arg_value>ab"
+    assert says(cut, "glm", tags=GLM_TAGS).calls == [("read_file", {"path": "ab"})]
+    assert says(cut, "glm", tags=GLM_TAGS, ends="length").calls == []
+
+
+@pytest.mark.parametrize("tags", [MISTRAL_TAGS, MISTRAL_TAGS[:3], NOTHING])
+@pytest.mark.parametrize(
+    "said",
+    [
+        'Ok.\n[TOOL_CALLS]read_file[ARGS]{"path": "a"}[TOOL_CALLS]read_file[ARGS]{"path": "b [ARGS]"}',
+        'Ok.[TOOL_CALLS]read_file[CALL_ID]abcdefghi[ARGS]{"path": "a"}[TOOL_CALLS]read_file[ARGS]{"path": "b [ARGS]"}',
+        'Ok.[TOOL_CALLS] [{"name": "read_file", "arguments": {"path": "a"}, "id": "abcdefghi"}, '
+        '{"name": "read_file", "arguments": {"path": "b [ARGS]"}}]',
+    ],
+)
+def test_mistral_calls(tags: tuple[str, ...], said: str) -> None:
+    outcome = says(said, "mistral", tags=tags)
+    assert (outcome.text, outcome.calls) == ("Ok.", [("read_file", {"path": "a"}), ("read_file", {"path": "b [ARGS]"})])
+    assert outcome.reason == "tool_calls"
+
+
+@pytest.mark.parametrize("tags", [MISTRAL_TAGS, NOTHING])
+@pytest.mark.parametrize(
+    "said", ["The [TOOL_CALLS] tag is old.", '[TOOL_CALLS]nope[ARGS]{"path": "a"} x', "[TOOL_CALLS]", "[TOOL_CALLS][]"]
+)
+def test_mistral_no_calls(tags: tuple[str, ...], said: str) -> None:
+    assert (says(said, "mistral", tags=tags).text, says(said, "mistral", tags=tags).calls) == (said, [])
+
+
+def test_mistral_thinking() -> None:
+    outcome = says("[THINK]hm[/THINK]Hi", "mistral", tags=MISTRAL_TAGS)
+    assert (outcome.reasoning, outcome.text) == ("hm", "Hi")
+
+
+def llama(said: str, **more: object) -> Outcome:
+    outcome = says(said, "llama3", BOTH, tags=LLAMA_TAGS, **more)
+    assert outcome.events == says(said, "llama3", BOTH, tags=(), **more).events
+    return outcome
+
+
+@pytest.mark.parametrize("opening", ["", "<|python_tag|>", "\n"])
+def test_llama_calls(opening: str) -> None:
+    outcome = llama(opening + '{"name": "read_file", "parameters": {"path": "a"}}')
+    assert (outcome.calls, outcome.text, outcome.reason) == ([("read_file", {"path": "a"})], "", "tool_calls")
+
+
+def test_llama_two_calls_in_a_row() -> None:
+    one = '{"name": "read_file", "parameters": {"path": "a"}}'
+    assert len(llama(f"{one}; {one}").calls) == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"city": "Paris"}',
+        '{"name": "nope", "parameters": {}}',
+        'So: {"name": "read_file", "parameters": {"path": "a"}}',
+        "{",
+        "{}",
+        '<|python_tag|>read_file.call(path="a")',
+    ],
+)
+def test_llama_no_calls(said: str) -> None:
+    assert llama(said).text == said
+
+
+def gemma(said: str, **more: object) -> Outcome:
+    outcome = says(said, "gemma", (*BOTH, PATCH), tags=GEMMA_TAGS, **more)
+    assert outcome.calls == says(said, "gemma", (*BOTH, PATCH), tags=GEMMA_TAGS[:4], **more).calls
+    return outcome
+
+
+def test_gemma_calls() -> None:
+    q = '<|"|>'
+    said = f'Ok<|tool_call>call:read_file{{path:{q}a "b" \\ {{}}, \n{q},n:[1,{{x:true,y:{q}é🙂{q}}}],z:null}}<tool_call|>'
+    outcome = gemma(said)
+    assert outcome.text == "Ok"
+    assert outcome.calls == [("read_file", {"path": 'a "b" \\ {}, \n', "n": [1, {"x": True, "y": "é🙂"}], "z": None})]
+    assert gemma(f"<|tool_call>call:apply_patch{{input:{q}a\nb{q}}}<tool_call|>").raw_calls == [("apply_patch", "a\nb")]
+
+
+def test_gemma_call_tags_inside_a_string() -> None:
+    said = '<|tool_call>call:read_file{path:<|"|>a<|tool_call> b <tool_call|> c <tool_call|> d<|"|>}<tool_call|>'
+    assert gemma(said).calls == [("read_file", {"path": "a<|tool_call> b <tool_call|> c <tool_call|> d"})]
+
+
+@pytest.mark.parametrize("said", ["The <|tool_call> tag", '<|tool_call>call:nope{path:<|"|>a<|"|>}<tool_call|>'])
+def test_gemma_no_calls(said: str) -> None:
+    assert gemma(said).text == said
+
+
+def test_gemma_thinking() -> None:
+    outcome = says("<|channel>thought\nhm\n<channel|>Hi", "gemma", tags=GEMMA_TAGS)
+    assert (outcome.reasoning, outcome.text) == ("hm", "Hi")
+    assert says("<|channel>thought\n<channel|>Hi", "gemma", tags=GEMMA_TAGS).reasoning == ""
+
+
+THOUGHT = "<|channel|>analysis<|message|>Need the file.<|end|><|start|>assistant"
+
+
+def harmony(said: str, **more: object) -> Outcome:
+    outcome = says(said, "harmony", BOTH, tags=HARMONY_TAGS, **more)
+    assert outcome.events == says(said, "harmony", BOTH, tags=(), **more).events
+    return outcome
+
+
+def test_harmony_thought_and_answer() -> None:
+    outcome = harmony(f"{THOUGHT}<|channel|>final<|message|>2 + 2 = 4.<|return|>")
+    assert (outcome.reasoning, outcome.text, outcome.reason) == ("Need the file.", "2 + 2 = 4.", "stop")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.read_file<|constrain|>json<|message|>",
+        " to=functions.read_file<|channel|>commentary json<|message|>",
+    ],
+)
+@pytest.mark.parametrize("end", ["<|call|>", "", "<|end|>"])
+def test_harmony_calls(header: str, end: str) -> None:
+    outcome = harmony(f'{THOUGHT}{header}{{"path": "a"}}{end}')
+    assert (outcome.reasoning, outcome.text) == ("Need the file.", "")
+    assert (outcome.calls, outcome.reason) == ([("read_file", {"path": "a"})], "tool_calls")
+
+
+def test_harmony_preamble_is_answer_text() -> None:
+    call = '<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>{"path": "a"}<|call|>'
+    outcome = harmony(f"<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant{call}")
+    assert (outcome.text, len(outcome.calls)) == ("I will look.", 1)
+
+
+def test_harmony_call_of_an_unknown_function_is_text() -> None:
+    said = '<|channel|>commentary to=functions.nope <|constrain|>json<|message|>{"path": "a"}'
+    outcome = harmony(said + "<|call|>")
+    assert (outcome.text, outcome.calls) == (said, [])
+
+
+def test_harmony_text_without_a_header_and_cut_answers() -> None:
+    assert harmony("Just text").text == "Just text"
+    assert harmony("<|channel|>analysis<|message|>hm", ends="length").reasoning == "hm"
+    assert harmony(THOUGHT, ends="length").text == ""
+    cut = harmony(THOUGHT + '<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>{"pa', ends="length")
+    assert cut.calls == []
