@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,19 @@ def words(count: int, seed: int = 0) -> str:
         number //= len(_WORDS)
     rest = [_WORDS[(index * 7 + seed * 13 + index * index * 3) % len(_WORDS)] for index in range(max(0, count - len(names)))]
     return " ".join([*names, *rest][:count])
+
+
+@cache
+def _sources() -> str:
+    package = Path(__file__).parents[1] / "pooled_mlx"
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py")))
+
+
+def code(characters: int, place: int) -> str:
+    """Program text, about a token for every four characters: the part number `place` of this project's sources."""
+    sources = _sources()
+    begin = place * characters % max(1, len(sources) - characters)
+    return sources[begin : begin + characters]
 
 
 def user(text: str) -> dict[str, Any]:

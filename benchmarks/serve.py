@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.models import KINDS, make_room
+from benchmarks.rooms import one_arena
 from benchmarks.serving import serve_room
 from pooled_mlx.engine.room import RoomSettings
 
@@ -20,7 +21,10 @@ def main() -> None:
     parser.add_argument("--max-running", type=int, default=4, help="requests that run at once")
     parser.add_argument("--max-queue", type=int, default=16, help="requests that wait")
     parser.add_argument("--lag", action="store_true", help="record the lag of the event loop")
+    parser.add_argument("--one-arena", action="store_true", help="one heap for all threads (Linux)")
     options = parser.parse_args()
+    if options.one_arena:
+        one_arena()
     settings = RoomSettings(
         prefill_step=options.step,
         pool_bytes=options.pool_bytes,

@@ -17,7 +17,7 @@ from benchmarks.client import Running
 from benchmarks.models import make_room
 from benchmarks.prompts import script_text, user, words, write_script
 from benchmarks.report import Result, Size, all_of, at_most, main, note, slope
-from benchmarks.rooms import ask, empty_pool, opened
+from benchmarks.rooms import ask, empty_pool, one_arena, opened
 from benchmarks.servers import Server, pooled
 from pooled_mlx.engine.room import Room, RoomSettings
 
@@ -94,10 +94,11 @@ def run(sizes: Any) -> Iterator[Result]:
     if sizes.through == "http":
         with TemporaryDirectory() as scratch:
             script = write_script(Path(scratch) / "answers.jsonl", ANSWERS)
-            pool = ("--pool-bytes", str(sizes.pool_mib * MIB), "--max-queue", str(sizes.clients))
+            pool = ("--pool-bytes", str(sizes.pool_mib * MIB), "--max-queue", str(sizes.clients), "--one-arena")
             with pooled("hybrid", "--step", "256", "--script", str(script), *pool) as server:
                 facts = asyncio.run(soak(OverHttp(server), sizes))
     else:
+        one_arena()
         settings = RoomSettings(prefill_step=256, pool_bytes=sizes.pool_mib * MIB, max_queue=sizes.clients)
         with opened(make_room("hybrid", settings, script_text(ANSWERS))) as room:
             facts = asyncio.run(soak(InProcess(room), sizes))
