@@ -17,7 +17,8 @@ from pooled_mlx.grammar import lint
 from pooled_mlx.grammar.errors import SchemaError, Unenforced
 from pooled_mlx.grammar.lark import LarkBuilder
 from pooled_mlx.grammar.match import CompiledGrammar, Compiler, GrammarRefused, GrammarTokenizer
-from pooled_mlx.grammar.plain import is_plain
+from pooled_mlx.grammar.memo import Memo
+from pooled_mlx.grammar.plain import stripped
 from pooled_mlx.grammar.schema import lower
 from pooled_mlx.grammar.spec import AnswerSpec
 
@@ -76,12 +77,13 @@ def answer_grammar(
     """
     if not needs_grammar(request):
         return AnswerGrammar(None)
-    names = {tool.name for tool in request.callable_tools}
-    offered = tuple(tool for tool in (request.tools if tools is None else tools) if tool.name in names)
-    key = _key(request, offered, reasoning_open, chat_format)
+    listed = request.tools if tools is None else tuple(tools)
+    key = _key(request, listed, reasoning_open, chat_format, tokens.memo)
     known = tokens.memo.get(key)
     if isinstance(known, AnswerGrammar):
         return known
+    names = {tool.name for tool in request.callable_tools}
+    offered = tuple(tool for tool in listed if tool.name in names)
     made = _make(request, chat_format, tokens, offered, reasoning_open)
     tokens.memo.put(key, replace(made, warnings=()), len(made.text or ""))
     return made
@@ -214,7 +216,7 @@ def _check_size(tool: Tool, index: int) -> None:
 
 def _look_at(tool: Tool, degraded: dict[str, str], dropped: list[Unenforced]) -> None:
     """Find what is wrong with a tool's schema and what cannot be enforced, whatever its format makes of it."""
-    if tool.custom or tool.parameters is None or is_plain(tool.parameters):
+    if tool.custom or tool.parameters is None or stripped(tool.parameters) is not None:
         return
     try:
         lowered = lower(tool.parameters, strict=False, where=_TOOLS + tool.name, tool=True)
@@ -250,18 +252,27 @@ def _shallow(tool: Tool, degraded: dict[str, str]) -> Tool:
     return replace(tool, parameters=_ANY_OBJECT)
 
 
-def _key(request: Request, tools: tuple[Tool, ...], reasoning_open: bool, chat_format: AnswerFormat) -> bytes:
-    """Everything that the grammar depends on. Descriptions inside schemas are in it; equal requests are what is looked for."""
-    form = request.response_format
+def _key(request: Request, tools: tuple[Tool, ...], reasoning_open: bool, chat_format: AnswerFormat, memo: Memo) -> bytes:
+    """Everything that the grammar depends on, and descriptions: equal requests are what is looked for."""
+    choice, form = request.tool_choice, request.response_format
     parts = [
         type(chat_format).__module__,
-        (request.tool_choice.mode, request.call_limit, reasoning_open, request.thinking.on),
+        (choice.mode, choice.name, choice.allowed, request.call_limit, reasoning_open, request.thinking.on),
         (form.kind, form.strict, form.schema),
+    ]
+    return _digest(parts) + memo.digest_of(tools, _digest_of_tools)
+
+
+def _digest_of_tools(tools: tuple[Tool, ...]) -> bytes:
+    return _digest(
         [
             (tool.name, tool.parameters, tool.custom, tool.grammar and (tool.grammar.syntax, tool.grammar.definition))
             for tool in tools
-        ],
-    ]
+        ]
+    )
+
+
+def _digest(parts: list[Any]) -> bytes:
     try:
         data = marshal.dumps(parts, 2)
     except ValueError:  # a mapping that is no dict, or nesting beyond what marshal takes

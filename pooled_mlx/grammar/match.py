@@ -7,7 +7,6 @@ import hashlib
 import json
 import queue
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,8 @@ import llguidance
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
+
+from pooled_mlx.grammar.memo import Memo
 
 COMPILE_DEADLINE_SECONDS = 15.0
 """A grammar that takes longer is refused. The caps of `grammar.lint` keep honest schemas far below."""
@@ -224,35 +225,6 @@ class _Job:
     error: BaseException | None = None
 
 
-class Memo:
-    """A bounded memory, least recently used out first: at most `entries` values of `weight` in total. Thread-safe."""
-
-    def __init__(self, entries: int, weight: int) -> None:
-        self._entries, self._weight = entries, weight
-        self._held = 0
-        self._values: OrderedDict[bytes, tuple[object, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: bytes) -> object | None:
-        """The value of `key`, None where there is none."""
-        with self._lock:
-            found = self._values.get(key)
-            if found is None:
-                return None
-            self._values.move_to_end(key)
-            return found[0]
-
-    def put(self, key: bytes, value: object, weight: int) -> None:
-        """Remember `value`; a key that is known keeps what it has."""
-        with self._lock:
-            if key in self._values:
-                return
-            self._values[key] = (value, weight)
-            self._held += weight
-            while len(self._values) > self._entries or (self._held > self._weight and len(self._values) > 1):
-                self._held -= self._values.popitem(last=False)[1][1]
-
-
 class Compiler:
     """Compiles grammars with a cache and a time limit. Safe to call from any number of threads; never from the event loop."""
 
@@ -367,8 +339,12 @@ def _bytes() -> GrammarTokenizer:
 
 
 def parser_limits() -> LLParserLimits:
-    """The limits under which every grammar is compiled and matched."""
-    return LLParserLimits(max_lexer_states=50_000, step_max_items=50_000, verbose_errors=False)
+    """The limits under which every grammar is compiled and matched.
+
+    Large lexemes are not run over the whole vocabulary beforehand: with a hundred bounded strings that takes a second, and the
+    masks are no faster for it.
+    """
+    return LLParserLimits(max_lexer_states=50_000, step_max_items=50_000, verbose_errors=False, precompute_large_lexemes=False)
 
 
 def engine_version() -> str:

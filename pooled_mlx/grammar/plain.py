@@ -1,4 +1,4 @@
-"""A quick look at a schema: is there anything in it that could be broken, large or not enforceable?"""
+"""A quick look at a schema: nothing in it that could be broken, large or not enforceable? Then this is its lowered form."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pooled_mlx.grammar import lint
 from pooled_mlx.grammar.keywords import KEYWORDS, TYPES
 
 _MOST_NODES = 200
+_PARTS = frozenset({"items", "additionalProperties"})
 
 
 def _is_type(value: Any) -> bool:
@@ -51,32 +52,41 @@ _PLAIN: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def is_plain(schema: Any) -> bool:
-    """True for a small schema of everyday keywords with sound values: lowering it finds nothing to say.
+class _Unusual(Exception):
+    """Something that the quick look leaves to the thorough one."""
 
-    False says nothing. Takes about a microsecond a node.
+
+def stripped(schema: Any) -> dict[str, Any] | bool | None:
+    """The lowered form of a small schema of everyday keywords with sound values; None for any other schema.
+
+    The same that `schema.lower` gives, in a twentieth of its time: most tools have nothing else.
     """
-    level: list[Any] = [schema]
-    nodes = depth = 0
-    while level and depth <= lint.MAX_DEPTH:
-        nodes += len(level)
-        if nodes > _MOST_NODES:
-            return False
-        below: list[Any] = []
-        for part in level:
-            if isinstance(part, bool):
-                continue
-            if type(part) is not dict:
-                return False
-            for key, value in part.items():
-                check = _PLAIN.get(key)
-                if check is None:
-                    if key in KEYWORDS:
-                        return False
-                elif not check(value):
-                    return False
-            below += part.get("properties", {}).values()
-            below += [part[key] for key in ("items", "additionalProperties") if key in part]
-        level = below
-        depth += 1
-    return not level
+    try:
+        return _strip(schema, 0, [0])
+    except _Unusual:
+        return None
+
+
+def _strip(schema: Any, depth: int, nodes: list[int]) -> dict[str, Any] | bool:
+    if isinstance(schema, bool):
+        return schema
+    nodes[0] += 1
+    if type(schema) is not dict or depth > lint.MAX_DEPTH or nodes[0] > _MOST_NODES:
+        raise _Unusual
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        check = _PLAIN.get(key)
+        if check is None:
+            if key in KEYWORDS:
+                raise _Unusual
+        elif not check(value):
+            raise _Unusual
+        elif key == "properties":
+            found[key] = {name: _strip(part, depth + 1, nodes) for name, part in value.items()}
+        elif key in _PARTS:
+            found[key] = _strip(value, depth + 1, nodes)
+        elif key != "required":
+            found[key] = value
+        elif value:
+            found[key] = list(dict.fromkeys(value))
+    return found or True

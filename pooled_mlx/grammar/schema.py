@@ -13,6 +13,7 @@ from pooled_mlx.grammar.errors import SchemaError, Unenforced
 from pooled_mlx.grammar.lowering import Check, Lowering
 from pooled_mlx.grammar.nodes import Node, never
 from pooled_mlx.grammar.numbers import settle_bounds
+from pooled_mlx.grammar.plain import stripped
 from pooled_mlx.grammar.reach import close, reachable
 
 _EXAMINE_SECONDS = 4.0
@@ -42,6 +43,8 @@ def lower(
 
     Raises `SchemaError`: broken schemas, caps, schemas that no finite value meets.
     """
+    if tool and not verify and (plain := stripped(schema)) is not None and plain is not False:
+        return Lowered({} if plain is True else plain)
     lowering = Lowering(schema, strict=strict, where=where, tool=tool)
     root = close(lowering.run(), lowering.definitions, lowering.nodes)
     if lowering.bounds:

@@ -13,11 +13,11 @@ from pooled_mlx.grammar.match import (
     GrammarFailed,
     GrammarRefused,
     GrammarTokenizer,
-    Memo,
     build,
     check_grammar,
     first_line,
 )
+from pooled_mlx.grammar.memo import Memo
 
 TAGS = ("<tool_call>", "</tool_call>")
 TOKENIZER = GrammarTokenizer.of_bytes(TAGS)
@@ -248,3 +248,20 @@ def test_memo_keeps_what_it_has() -> None:
     memo.put(b"a", 1, 1)
     memo.put(b"a", 2, 1)
     assert memo.get(b"a") == 1
+
+
+def test_memo_knows_an_object_again_and_only_that_one() -> None:
+    memo = Memo(2, 100)
+    asked: list[object] = []
+
+    def digest(thing: object) -> bytes:
+        asked.append(thing)
+        return str(thing).encode()
+
+    one, equal = [1, 2], [1, 2]
+    assert [memo.digest_of(thing, digest) for thing in (one, one, equal, one)] == [b"[1, 2]"] * 4
+    assert asked == [one, equal]
+    for other in ("x", "y"):
+        memo.digest_of(other, digest)
+    memo.digest_of(one, digest)
+    assert len(asked) == 5

@@ -6,19 +6,23 @@ from typing import Any
 
 import pytest
 
-from pooled_mlx.grammar.plain import is_plain
+from pooled_mlx.grammar.plain import stripped
 from pooled_mlx.grammar.schema import lower
 from tests.data.tool_sets import SIZES, agent_sets, tool_set
 from tests.property.test_grammar_schemas import Schemas
 from tests.shared_data import shared_path
 
 
+def _is_plain(schema: Any) -> bool:
+    return stripped(schema) is not None
+
+
 def test_everyday_tools_are_plain() -> None:
-    assert all(is_plain(tool.parameters) for name in SIZES for tool in tool_set(name))
+    assert all(_is_plain(tool.parameters) for name in SIZES for tool in tool_set(name))
 
 
 def test_most_tools_of_real_agents_are_plain() -> None:
-    looks = [is_plain(tool.parameters) for tools in agent_sets(shared_path("traces")).values() for tool in tools]
+    looks = [_is_plain(tool.parameters) for tools in agent_sets(shared_path("traces")).values() for tool in tools]
     assert sum(looks) > 0.8 * len(looks)
 
 
@@ -46,15 +50,15 @@ def test_most_tools_of_real_agents_are_plain() -> None:
     ],
 )
 def test_anything_unusual_is_not_plain(schema: Any) -> None:
-    assert not is_plain(schema)
-    assert not is_plain({"type": "object", "properties": {"deep": {"items": schema}}})
+    assert not _is_plain(schema)
+    assert not _is_plain({"type": "object", "properties": {"deep": {"items": schema}}})
 
 
 def test_deep_schemas_are_not_plain() -> None:
     schema: Any = {}
     for _ in range(40):
         schema = {"items": schema}
-    assert not is_plain(schema)
+    assert not _is_plain(schema)
 
 
 def test_what_is_plain_lowers_without_a_word() -> None:
@@ -62,7 +66,16 @@ def test_what_is_plain_lowers_without_a_word() -> None:
     plain = 0
     for _ in range(400):
         schema = source.schema()
-        if is_plain(schema) and not {"minLength", "minItems"} & set(str(schema).split("'")):
+        found = stripped(schema)
+        if found is not None and not {"minLength", "minItems"} & set(str(schema).split("'")):
             plain += 1
-            assert lower(schema, strict=False, tool=True).unenforced == ()
+            thorough = lower(schema, strict=False, verify=True)
+            assert thorough.unenforced == ()
+            assert thorough.schema == ({} if found is True else found)
     assert plain > 30
+
+
+def test_annotations_are_gone_and_names_are_kept() -> None:
+    noisy = {"type": "object", "title": "T", "properties": {"title": {"description": "d", "type": "string"}}, "required": []}
+    assert stripped(noisy) == {"type": "object", "properties": {"title": {"type": "string"}}}
+    assert stripped({"description": "anything"}) is True
