@@ -78,6 +78,11 @@ class ChatFormat(Protocol):
         """The spellings that are tags where the model has them as tokens."""
         ...
 
+    @property
+    def end_of_thought(self) -> str | None:
+        """The tag that closes a thought; None where one tag alone does not, so that a thought cannot be cut short."""
+        ...
+
     def recognises(self, template_text: str, added_token_names: frozenset[str]) -> int:
         """How surely this is the format of that template: 0 not at all, 1 as a fallback, 2 and more by its own marks."""
         ...

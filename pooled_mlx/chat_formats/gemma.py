@@ -122,6 +122,7 @@ class Gemma:
     """Calls in Gemma's own notation, thinking on a channel."""
 
     tags = frozenset({THINK, END_THINK, CALL, END_CALL, QUOTE})
+    end_of_thought = END_THINK
 
     def recognises(self, template_text: str, added_token_names: frozenset[str]) -> int:
         """Templates that write `<|tool_call>call:`."""

@@ -193,6 +193,7 @@ class Glm:
     """Calls as key and value tags between `<tool_call>` tags, thinking between `<think>` tags."""
 
     tags = frozenset({THINK, END_THINK, CALL, END_CALL, *INNER_TAGS})
+    end_of_thought = END_THINK
 
     def recognises(self, template_text: str, added_token_names: frozenset[str]) -> int:
         """Templates that write `<arg_key>`."""

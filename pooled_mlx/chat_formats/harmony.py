@@ -163,6 +163,7 @@ class Harmony:
     """Messages on channels."""
 
     tags = frozenset(_TAGS)
+    end_of_thought = None
 
     def recognises(self, template_text: str, added_token_names: frozenset[str]) -> int:
         """Templates that write `<|channel|>analysis`."""

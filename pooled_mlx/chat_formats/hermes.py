@@ -273,6 +273,7 @@ class Hermes:
     """Calls as JSON objects between `<tool_call>` tags, thinking between `<think>` tags."""
 
     tags = frozenset({THINK, END_THINK, CALL, END_CALL})
+    end_of_thought = END_THINK
 
     def recognises(self, template_text: str, added_token_names: frozenset[str]) -> int:
         """Templates that write a JSON call between the tags; the fallback for all others."""

@@ -20,6 +20,7 @@ class Llama3:
     """An answer that begins with a call object is a call; everything else is text."""
 
     tags = frozenset({CALL})
+    end_of_thought = None
 
     def recognises(self, template_text: str, added_token_names: frozenset[str]) -> int:
         """Templates with Llama's turn headers that write `"parameters"`."""

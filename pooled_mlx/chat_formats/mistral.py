@@ -117,6 +117,7 @@ class Mistral:
     """Calls behind `[TOOL_CALLS]`, thinking between `[THINK]` tags."""
 
     tags = frozenset({THINK, END_THINK, CALL, *INNER_TAGS})
+    end_of_thought = END_THINK
 
     def recognises(self, template_text: str, added_token_names: frozenset[str]) -> int:
         """Templates that write `[TOOL_CALLS]`."""

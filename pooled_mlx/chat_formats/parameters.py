@@ -129,8 +129,8 @@ class ParameterRules(ABC):
                 but = "".join(mark for kind, mark in (("array", "\\["), ("object", "\\{")) if kind in written_as_json)
                 bodies.append((self.raw(but), True))
         narrowed = only_types(schema, root, written_as_json) if written_as_json else None
-        if narrowed is not None:
-            bodies.append(self._json(part_of(root, narrowed), where))
+        if narrowed is not None or not bodies:
+            bodies.append(self._json(part_of(root, schema if narrowed is None else narrowed), where))
         return bodies
 
     def _json(self, schema: Any, where: str) -> Value:

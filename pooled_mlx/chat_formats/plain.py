@@ -12,6 +12,7 @@ class Plain:
     """For models that cannot call tools: tool calls stay text."""
 
     tags = frozenset({THINK, END_THINK})
+    end_of_thought = END_THINK
 
     def recognises(self, template_text: str, added_token_names: frozenset[str]) -> int:
         """Never chosen for a template: the generic call instructions work with any of them."""

@@ -284,6 +284,7 @@ class Qwen3Coder:
     """Calls in Qwen's XML between `<tool_call>` tags, thinking between `<think>` tags."""
 
     tags = frozenset({THINK, END_THINK, CALL, END_CALL})
+    end_of_thought = END_THINK
 
     def recognises(self, template_text: str, added_token_names: frozenset[str]) -> int:
         """Templates that write `<function=` and `<parameter=`."""
