@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.report import RESULT_PREFIX, Result, parse_results, table
 
-NAMES = ("decode", "prefill", "concurrency", "fairness", "agent_trace", "pool_bytes", "constrained", "soak")
+NAMES = ("decode", "prefill", "concurrency", "fairness", "agent_trace", "pool_bytes", "constrained", "grammar_compile", "soak")
 
 
 def run(name: str, more: list[str]) -> tuple[list[Result], int]:

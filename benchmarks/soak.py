@@ -47,6 +47,7 @@ ANSWERS = (
     {"match": "think", "text": f"{words(6, 4)}\n</think>\n\n{words(8, 5)}"},
 )
 KINDS = ("short", "long", "call", "json", "think")
+LONGER_KINDS = ("long", "call", "think")
 _SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "count": {"type": "integer"}},
@@ -69,9 +70,9 @@ def draw(number: int, conversations: int) -> tuple[dict[str, Any], int | None]:
         if turn:
             messages.append({"role": "assistant", "content": words(20, conversation + turn)})
         messages.append(user(words(of_it.choice((4, 20, 80)), conversation * 4 + turn)))
-    kind = luck.choice(KINDS)
-    messages[-1]["content"] += f" {kind}"
     leaves = number % 3 == 2
+    kind = luck.choice(LONGER_KINDS if leaves else KINDS)
+    messages[-1]["content"] += f" {kind}"
     body: dict[str, Any] = {"messages": messages, "max_tokens": 80, "temperature": 0, "stream": leaves or luck.random() < 0.25}
     if kind == "call":
         body |= {"tools": [TOOL], "tool_choice": "auto"}
@@ -79,7 +80,7 @@ def draw(number: int, conversations: int) -> tuple[dict[str, Any], int | None]:
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "it", "schema": _SCHEMA, "strict": True}}
     elif kind == "think":
         body["reasoning_effort"] = "low"
-    return body, luck.choice((0, 1, 2, 5)) if leaves else None
+    return body, luck.choice((0, 1, 3)) if leaves else None
 
 
 def sampled(requests: int, samples: int) -> list[int]:
