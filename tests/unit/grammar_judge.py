@@ -90,6 +90,8 @@ def judge_suite(folder: str = "draft2020-12") -> Report:
         counts = report.verdicts.setdefault(path.stem, Counter())
         for group in json.loads(path.read_text(encoding="utf-8")):
             schema, judge, named = group["schema"], None, None
+            if folder.startswith("draft7") and isinstance(schema, dict):
+                schema = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
             try:
                 judge = Judge(schema)
             except SchemaError as error:
