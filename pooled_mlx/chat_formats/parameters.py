@@ -17,6 +17,9 @@ from pooled_mlx.grammar.lark import SELF, SchemaError
 MOST_IN_ANY_ORDER = 60
 """Parameters of one tool that the grammar engine can count; with more they come in the order of the schema."""
 
+BIT = "\x00bit\x00"
+"""Stands for the number of a parameter in the reference to a parametric rule."""
+
 Value = tuple[str, bool]
 """A body for a value with its closing tag, and whether it is raw text in which a closing tag may be content."""
 
@@ -55,7 +58,11 @@ class ParameterRules(ABC):
         return f"{self.lark.text(text)} {self.close}"
 
     def more(self, names: list[str], complete: str) -> str:
-        """A parametric rule for what may follow a raw value's closing tag when it was content; "" where it never is."""
+        """A rule for what may follow a raw value's closing tag when it was content; "" where it never is.
+
+        `complete` is the condition under which the call may end. A parametric rule is given with its argument, in which
+        `BIT` stands for the number of the parameter.
+        """
         return ""
 
     def of(self, tool: Tool) -> str:
@@ -85,7 +92,7 @@ class ParameterRules(ABC):
         alternatives = [self.end + complete]
         for bit, (name, value) in enumerate(values.items()):
             for body, raw in value:
-                after = f"{more}::set_bit({bit}) " if raw and more else ""
+                after = more.replace(BIT, str(bit)) + " " if raw else ""
                 alternatives.append(f"{self.head(name)} {body} {after}{SELF}::set_bit({bit}) %if bit_clear({bit})")
         return self.lark.rule("parameters", "\n    | ".join(alternatives), attributes="::_") + "::0x0"
 

@@ -7,7 +7,7 @@ import re
 from pooled_mlx.chat_formats import rules
 from pooled_mlx.chat_formats.arguments import ArgumentsWriter
 from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
-from pooled_mlx.chat_formats.parameters import ParameterRules
+from pooled_mlx.chat_formats.parameters import BIT, ParameterRules
 from pooled_mlx.chat_formats.raw_values import regex, without
 from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Step, TaggedParser
 from pooled_mlx.chat_formats.xml_values import (
@@ -27,6 +27,7 @@ from pooled_mlx.text.event_writer import SPACE
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 
 _NO_MATCH: Match = ("no", 0)
+_LARGE_SET = 64
 _CANDIDATE = re.compile(r"\n|<")
 _REMAINS = re.compile(r"(?:</para[^<>\n]{0,32}>?\s*)?(?:</func[^<>\n]{0,32}>?\s*)?$")
 _STILL_OPEN = re.compile(r"</parameter>\s*<(?:parameter=|/function>)")
@@ -264,10 +265,14 @@ class _Parameters(ParameterRules):
     def more(self, names: list[str], complete: str) -> str:
         """What may follow a closing tag inside a raw value that goes on: whatever does not make that tag count.
 
-        Recursive to the left: to the right each tag in the value would cost the parser items, and these are limited.
+        In large tool sets no other tag of a parameter or function may follow: rules for each name would take too long to
+        compile. Recursive to the left: to the right each tag in the value would cost the parser items, and these are limited.
         """
         lark = self.lark
         raw, space = self.raw(""), rf"[ \t\r\n]{{0,{LONGEST_SPACE}}}"
+        if len(self.spec.tools) > _LARGE_SET:
+            other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/{space}<(parameter=|\/function>)(?s:.*)/")
+            return lark.rule("more", f'"" | {SELF} {rules.until(lark, lark.text(END_PARAMETER), other)}')
         any_name = "|".join(regex(name) for name in names)
         other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/{space}<(parameter=({any_name})>|\/function>)(?s:.*)/")
         odd_end = lark.terminal("ODD", rf"/(|[ \t\r]{space}|\n[ \t\r\n]{{1,{LONGEST_SPACE}}})<\/function>/")
@@ -277,7 +282,7 @@ class _Parameters(ParameterRules):
             alternatives.append(f"{SELF}::_ {given} {raw} %if bit_set({bit})")
         for end in (lark.text("\n" + END_FUNCTION), odd_end):
             alternatives.append(f"{SELF}::_ {end} {raw}{complete}")
-        return lark.rule("more", "\n    | ".join(alternatives), attributes="::_")
+        return lark.rule("more", "\n    | ".join(alternatives), attributes="::_") + f"::set_bit({BIT})"
 
 
 class Qwen3Coder:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from pooled_mlx.chat_formats.schemas import resolve, shape_of
 from pooled_mlx.grammar import formats, patterns
+
+_WORD = re.compile("[0-9A-Za-z_]+")
 
 LONGEST_BOUND = 4096
 """The largest `maxLength` held in bare text. A bounded text cannot contain its closing tag, and files must be able to."""
@@ -87,9 +91,10 @@ def without(tag: str) -> str:
     return f"/[^{first}]*(?:{first}{after})*/"
 
 
+@lru_cache(maxsize=4096)
 def regex(text: str) -> str:
     """A literal as part of a Lark regex."""
-    return patterns.literal(text)
+    return text if _WORD.fullmatch(text) else patterns.literal(text)
 
 
 def _branches(expression: str) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -180,11 +182,44 @@ def check(ids: list[int], chat_format: str, tools: Sequence[Tool], tags: Sequenc
     assert outcome.reason == "tool_calls"
     assert outcome.text == "" or chat_format == "harmony"  # a preamble
     assert set(outcome.notes) <= ({"the turn ended inside a call"} if chat_format in _UNCLOSED else set())
+    check_independently(ids, chat_format, tools, tags, outcome.calls)
     schemas = {tool.name: tool.parameters for tool in tools}
     for name, arguments in outcome.calls:
         jsonschema.validate(arguments, schemas[name] or {"type": "object", "maxProperties": 0})
     return len(outcome.calls)
 
+
+def check_independently(
+    ids: list[int], chat_format: str, tools: Sequence[Tool], tags: Sequence[str], calls: list[tuple[str, Any]]
+) -> None:
+    """The same calls, read without our reader: by a JSON decoder, or by the naive reading of the rule for XML."""
+    if chat_format not in ("hermes", "qwen3_coder") or not tags:
+        return
+    marked = [tags[index - 256].encode() if index > 255 else bytes([index]) for index in ids]
+    bodies = [[]]
+    for piece in marked:
+        if piece == b"</tool_call>":
+            bodies.append([])
+        else:
+            bodies[-1].append(piece)
+    texts = [b"".join(body).decode().strip().removeprefix("<tool_call>").strip() for body in bodies if b"".join(body).strip()]
+    assert len(texts) == len(calls)
+    for text, (name, arguments) in zip(texts, calls, strict=True):
+        if chat_format == "hermes":
+            assert json.loads(text) == {"name": name, "arguments": arguments}
+            continue
+        head, _, body = text.partition(">\n" if ">\n" in text else ">")
+        parameters = next(tool.parameters for tool in tools if tool.name == name) or {}
+        assert isinstance(parameters, dict)
+        read = naive_xml(body + "\n", list(parameters.get("properties", {})))
+        assert head == f"<function={name}"
+        assert read is not None
+        assert list(read) == list(arguments)
+        assert all(value == read[key] or value == json.loads(read[key]) for key, value in arguments.items())
+
+
+WALKS = int(os.environ.get("POOLED_WALKS", "60"))
+"""Walks for each format; more find more."""
 
 _UNCLOSED = ("harmony", "mistral", "llama3")
 CASES = [
@@ -203,8 +238,8 @@ CASES = [
 
 @pytest.mark.parametrize(("chat_format", "tags"), CASES)
 def test_every_finished_walk_is_valid_calls(chat_format: str, tags: tuple[str, ...]) -> None:
-    counts = [check(ids, chat_format, TOOLS, tags) for ids in walks(chat_format, TOOLS, tags, 3, 60)]
-    assert len(counts) > 40
+    counts = [check(ids, chat_format, TOOLS, tags) for ids in walks(chat_format, TOOLS, tags, 3, WALKS)]
+    assert len(counts) > WALKS / 2
 
 
 def test_grammar_and_parser_agree_where_a_raw_value_ends() -> None:
@@ -222,7 +257,7 @@ def test_grammar_and_parser_agree_where_a_raw_value_ends() -> None:
 
 
 @pytest.mark.parametrize("name", ["claude.jsonl", "cline.jsonl", "codex-tui.jsonl", "opencode.jsonl", "qwen.jsonl"])
-@pytest.mark.parametrize(("chat_format", "tags"), CASES)
+@pytest.mark.parametrize(("chat_format", "tags"), [CASES[0], CASES[1], CASES[3], CASES[8]])
 def test_agents_real_tool_sets(name: str, chat_format: str, tags: tuple[str, ...]) -> None:
     tools: list[Tool] = []
     for line in shared_path(f"traces/{name}").read_text(encoding="utf-8").splitlines():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import assume, given, settings
@@ -27,7 +28,7 @@ json_values = st.recursive(
 )
 
 
-def naive_xml(body: str, declared: str = "abc") -> dict[str, str] | None:
+def naive_xml(body: str, declared: Sequence[str] = "abc") -> dict[str, str] | None:
     """The parameters of a call whose closing tag stands behind `body`, by the documented rule, looking at the whole text."""
     given: dict[str, str] = {}
     rest = body
@@ -35,11 +36,11 @@ def naive_xml(body: str, declared: str = "abc") -> dict[str, str] | None:
         rest = rest.lstrip(" \t\r\n")
         if re.fullmatch(r"</function>[ \t\r\n]*", rest):
             return given
-        opening = re.match(r"<parameter=(\w+)>\n?", rest)
+        opening = re.match(r"<parameter=([^>\n]+)>\n?", rest)
         if opening is None or opening[1] in given:
             return None
         name, rest = opening[1], rest[opening.end() :]
-        still = "|".join(other for other in declared if other != name and other not in given)
+        still = "|".join(re.escape(other) for other in declared if other != name and other not in given)
         following = rf"<parameter=(?:{still})>" if still else r"(?!)"
         close = re.search(rf"\n?</parameter>(?=[ \t\r\n]{{0,64}}(?:{following}|</function>[ \t\r\n]{{0,64}}\Z))", rest)
         if close is None:

@@ -156,6 +156,14 @@ def test_a_parameter_comes_once_but_its_tag_may_be_content() -> None:
     assert not grammar.takes(twice)
 
 
+def test_in_a_large_set_a_value_may_hold_fewer_tags() -> None:
+    many = [Tool(f"tool{number}", parameters=WEATHER.parameters) for number in range(70)]
+    grammar = Grammar("qwen3_coder", many)
+    assert grammar.takes(xml_call("tool3", city="a</parameter> b </function> <parameter=city>", unit="c"))
+    assert not grammar.takes(xml_call("tool3", city="a</parameter>\n<parameter=city>\nb"))
+    assert not grammar.takes(xml_call("tool3", unit="c"))
+
+
 def test_unions_with_a_string() -> None:
     tool = Tool(
         "f",
