@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from pooled_mlx.core.errors import ApiError, bad_request
-from pooled_mlx.core.request import Request, Tool
-from pooled_mlx.grammar import lint
+from pooled_mlx.core.request import CustomGrammar, Request, Tool
+from pooled_mlx.grammar import isolated, lint
 from pooled_mlx.grammar.errors import SchemaError, Unenforced
 from pooled_mlx.grammar.lark import LarkBuilder
-from pooled_mlx.grammar.match import CompiledGrammar, Compiler, GrammarRefused, GrammarTokenizer
+from pooled_mlx.grammar.match import CompiledGrammar, Compiler, GrammarRefused, GrammarTokenizer, first_line
 from pooled_mlx.grammar.memo import Memo
 from pooled_mlx.grammar.plain import stripped
 from pooled_mlx.grammar.schema import lower
@@ -216,7 +216,12 @@ def _check_size(tool: Tool, index: int) -> None:
 
 def _look_at(tool: Tool, degraded: dict[str, str], dropped: list[Unenforced]) -> None:
     """Find what is wrong with a tool's schema and what cannot be enforced, whatever its format makes of it."""
-    if tool.custom or tool.parameters is None or stripped(tool.parameters) is not None:
+    if tool.custom:
+        reason = _grammar_problem(tool.grammar)
+        if reason:
+            degraded[tool.name] = reason
+        return
+    if tool.parameters is None or stripped(tool.parameters) is not None:
         return
     try:
         lowered = lower(tool.parameters, strict=False, where=_TOOLS + tool.name, tool=True)
@@ -226,6 +231,20 @@ def _look_at(tool: Tool, degraded: dict[str, str], dropped: list[Unenforced]) ->
         return  # see `_shallow`
     else:
         dropped.extend(lowered.unenforced)
+
+
+def _grammar_problem(grammar: CustomGrammar | None) -> str:
+    """Why the grammar of a custom tool cannot be used; "" where it can, or where there is none."""
+    if grammar is None:
+        return ""
+    if grammar.syntax == "lark":
+        problem = isolated.check(f"%llguidance {{}}\nstart: %lark {{\n{grammar.definition}\n}}\n")
+        return f"its Lark grammar cannot be compiled: {first_line(problem)}" if problem else ""
+    try:
+        lower({"type": "string", "pattern": grammar.definition}, strict=True)
+    except SchemaError as error:
+        return f"its regular expression cannot be used: {error.message}"
+    return ""
 
 
 def _is_small(schema: Mapping[str, Any]) -> bool:

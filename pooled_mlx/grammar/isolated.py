@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import hashlib
 import os
 import select
 import struct
@@ -22,12 +23,17 @@ from pathlib import Path
 import llguidance
 import psutil
 
+from pooled_mlx.grammar.memo import Memo
+
 DEADLINE_SECONDS = 2.0
 """CPU time that one grammar may take; on a busy machine it may wait four times as long."""
 _START_SECONDS = 20.0
 _HEADER = struct.Struct("<I")
 _GAVE_UP = "the grammar compiler gave up on it (too deep or too large)"
 _TOO_LONG = "compiling takes longer than"
+answers = Memo(entries=1024, weight=2**20)
+"""What the shared child said, by the digest of the grammar."""
+
 _CHILD = Path(__file__).with_name("isolated_child.py")
 
 
@@ -122,10 +128,15 @@ def shared() -> Isolated:
     return isolated
 
 
-@functools.lru_cache(maxsize=512)
 def check(grammar_text: str) -> str:
     """`Isolated.check` on the shared child; answers are remembered."""
-    return shared().check(grammar_text)
+    key = hashlib.blake2b(grammar_text.encode(), digest_size=20).digest()
+    known = answers.get(key)
+    if isinstance(known, str):
+        return known
+    answer = shared().check(grammar_text)
+    answers.put(key, answer, len(answer) + len(key))
+    return answer
 
 
 def is_hopeless(reason: str) -> bool:

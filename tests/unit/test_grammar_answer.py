@@ -316,3 +316,39 @@ def test_a_custom_tool_with_a_regular_expression(definition: str) -> None:
     grammar = made(request(tools=(tool,)))
     assert takes(grammar, call("raw", '{"input": "abc"}'))
     assert not takes(grammar, call("raw", '{"input": "ab"}'))
+
+
+PATCH = """start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: "*** Add File: " filename LF add_line+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+%import common.LF
+"""
+
+
+def test_a_custom_tool_with_a_lark_grammar() -> None:
+    tool = Tool("apply_patch", custom=True, grammar=CustomGrammar("lark", PATCH))
+    grammar = made(request(tools=(tool,)), XML)
+    assert grammar.warnings == ()
+    patch = "*** Begin Patch\n*** Add File: a.py\n+x = 1\n+\n*** End Patch"
+
+    def wrapped(text: str) -> str:
+        return f"<tool_call>\n<function=apply_patch>\n<parameter=input>\n{text}\n</parameter>\n</function>\n</tool_call>"
+
+    assert takes(grammar, wrapped(patch))
+    assert not takes(grammar, wrapped("*** Begin Patch\nx\n*** End Patch"))
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition"),
+    [("lark", "start: nothing"), ("lark", "start: ("), ("regex", "("), ("regex", "(?=x)"), ("regex", "a{1,999999}")],
+)
+@pytest.mark.parametrize("chat_format", [HERMES, XML], ids=["hermes", "xml"])
+def test_a_custom_grammar_that_cannot_be_used_is_named(syntax: Any, definition: str, chat_format: Any) -> None:
+    tool = Tool("raw", custom=True, grammar=CustomGrammar(syntax, definition))
+    (warning,) = made(request(tools=(WEATHER, tool)), chat_format).warnings
+    assert "tool 'raw'" in warning

@@ -11,6 +11,7 @@ import pytest
 from pooled_mlx.grammar import isolated, lint
 from pooled_mlx.grammar.errors import SchemaError
 from pooled_mlx.grammar.isolated import Isolated
+from pooled_mlx.grammar.memo import Memo
 from pooled_mlx.grammar.schema import lower
 
 
@@ -88,7 +89,7 @@ def test_a_cap_of_a_pattern_costs_a_tool_the_pattern_only() -> None:
 def test_intersections_that_never_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     impatient = Isolated(deadline_seconds=0.2)
     monkeypatch.setattr(isolated, "shared", lambda: impatient)
-    isolated.check.cache_clear()
+    monkeypatch.setattr(isolated, "answers", Memo(100, 10_000))
     try:
         schema = {"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(1, 30)]}
         assert "compiling takes longer than 0.2 seconds" in refusal(schema, strict=True)
@@ -97,7 +98,6 @@ def test_intersections_that_never_end_are_given_up(monkeypatch: pytest.MonkeyPat
         assert lower({"type": "string", "pattern": "^a", "minLength": 2}, strict=True).unenforced == ()
     finally:
         impatient.close()
-        isolated.check.cache_clear()
 
 
 def test_a_chain_of_references_that_would_overflow_the_stack_is_refused() -> None:
@@ -115,6 +115,20 @@ def test_the_child_says_what_the_engine_says() -> None:
         assert child.check('%llguidance {}\nstart: %json {"type": "string", "pattern": "é"}\n') == ""
     finally:
         child.close()
+
+
+def test_answers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Child:
+        def check(self, text: str) -> str:
+            asked.append(text)
+            return "no"
+
+    monkeypatch.setattr(isolated, "shared", Child)
+    monkeypatch.setattr(isolated, "answers", Memo(100, 10_000))
+    assert [isolated.check(text) for text in ("a", "b", "a")] == ["no"] * 3
+    assert asked == ["a", "b"]
 
 
 def test_a_child_that_died_is_replaced() -> None:
