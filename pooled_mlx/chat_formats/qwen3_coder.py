@@ -265,10 +265,13 @@ class _Parameters(ParameterRules):
     def more(self, names: list[str], complete: str) -> str:
         """What may follow a closing tag inside a raw value that goes on: whatever does not make that tag count.
 
-        In large tool sets no other tag of a parameter or function may follow: rules for each name would take too long to
-        compile. Recursive to the left: to the right each tag in the value would cost the parser items, and these are limited.
+        Where the closing tag of the call is no token, nothing tells content from the end: the first closing tag ends the
+        value. In large tool sets no other tag of a parameter or function may follow: rules for each name would take too
+        long to compile. Recursive to the left: to the right each tag in the value would cost the parser items, and these are limited.
         """
         lark = self.lark
+        if END_CALL not in self.spec.markers:
+            return ""
         raw, space = self.raw(""), rf"[ \t\r\n]{{0,{LONGEST_SPACE}}}"
         if len(self.spec.tools) > _LARGE_SET:
             other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/{space}<(parameter=|\/function>)(?s:.*)/")

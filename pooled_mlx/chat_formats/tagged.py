@@ -191,6 +191,8 @@ class TaggedParser:
             self._go(self._result(self._reader.feed(self._take_held())))
         if self._reader is None:
             self._put(self._take_held())
+            if self._thinking and not cut and not self._just_called:
+                self._writer.note("the turn ended inside a thought")
         elif not cut:
             if self._reader.committed:
                 self._writer.note("the turn ended inside a call")

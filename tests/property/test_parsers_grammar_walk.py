@@ -226,6 +226,7 @@ CASES = [
     ("qwen3_coder", TAGS),
     ("hermes", TAGS),
     ("hermes", ()),
+    ("qwen3_coder", ()),
     ("glm", GLM_TAGS),
     ("glm", ()),
     ("mistral", MISTRAL_TAGS),
@@ -257,7 +258,7 @@ def test_grammar_and_parser_agree_where_a_raw_value_ends() -> None:
 
 
 @pytest.mark.parametrize("name", ["claude.jsonl", "cline.jsonl", "codex-tui.jsonl", "opencode.jsonl", "qwen.jsonl"])
-@pytest.mark.parametrize(("chat_format", "tags"), [CASES[0], CASES[1], CASES[3], CASES[8]])
+@pytest.mark.parametrize(("chat_format", "tags"), [CASES[0], CASES[1], CASES[4], CASES[9]])
 def test_agents_real_tool_sets(name: str, chat_format: str, tags: tuple[str, ...]) -> None:
     tools: list[Tool] = []
     for line in shared_path(f"traces/{name}").read_text(encoding="utf-8").splitlines():
