@@ -267,7 +267,8 @@ class _Parameters(ParameterRules):
 
         Where the closing tag of the call is no token, nothing tells content from the end: the first closing tag ends the
         value. In large tool sets no other tag of a parameter or function may follow: rules for each name would take too
-        long to compile. Recursive to the left: to the right each tag in the value would cost the parser items, and these are limited.
+        long to compile. Recursive to the left: to the right each tag in the value would cost the parser items, and these
+        are limited.
         """
         lark = self.lark
         if END_CALL not in self.spec.markers:
