@@ -21,15 +21,21 @@ mark or the backslash accepts them all the same. Such sets lose one control char
 _WILDCARD = r"[^\n\r\x{2028}\x{2029}]"
 _ANY = r"(?s:.)"
 _NOTHING = r"[^\s\S]"
-_SPACE = r"\s\x{FEFF}"
+_SPACE = r"\t-\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
+_ODD_SPACE = r"\x{1C}-\x{1F}\x{85}"
+"""Characters that are space to others (Unicode, Python) and not to ECMA 262: neither `\\s` nor `\\S` takes them."""
+
 _CLASSES = {
     "d": "[0-9]",
     "D": "[^0-9]",
     "w": "[0-9A-Za-z_]",
     "W": "[^0-9A-Za-z_]",
     "s": f"[{_SPACE}]",
-    "S": f"[^{_SPACE}]",
+    "S": f"[^{_SPACE}{_ODD_SPACE}]",
 }
+_EXCLUDED = {"s": f"[{_SPACE}{_ODD_SPACE}]", "S": f"[^{_SPACE}]"}
+"""The same inside a set that excludes them."""
+
 _CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 _QUANTIFIER = re.compile(r"\{(\d+)(?:(,)(\d*))?\}")
 _FLAGS = re.compile(r"\?[ims]*(?:-[ims]+)?:|\?[ims]+\)")
@@ -77,6 +83,7 @@ class _Translation:
         self.guarded = False
         self.spare_used = False
         self._without_spare = without_spare
+        self._negated = False
         self.at = 0
         self.out: list[str] = []
         self.repeats = 1
@@ -181,7 +188,7 @@ class _Translation:
             raise PatternError("the pattern ends with a backslash", broken=True)
         self.at += 1
         if char in _CLASSES:
-            return _CLASSES[char]
+            return _EXCLUDED.get(char, _CLASSES[char]) if inside and self._negated else _CLASSES[char]
         if char in "pP":
             named = _PROPERTY.match(self.pattern, self.at - 1)
             if named is None:
@@ -239,7 +246,7 @@ class _Translation:
 
     def _set(self) -> str:
         self.at += 1
-        negated = self.pattern.startswith("^", self.at)
+        negated = self._negated = self.pattern.startswith("^", self.at)
         if negated:
             self.at += 1
         parts: list[str] = []
@@ -325,7 +332,7 @@ _CLASS_HOLDS: Mapping[str, _Held] = {
     "w": _is_word,
     "W": lambda code: not _is_word(code),
     "s": _is_space,
-    "S": lambda code: not _is_space(code),
+    "S": lambda code: not _is_space(code) and not 0x1C <= code <= 0x1F,
 }
 
 
