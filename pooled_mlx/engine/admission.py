@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from pooled_mlx.engine.reasons import PromptFacts, prompt_facts
 from pooled_mlx.engine.replay_script import ScriptedAnswer, ScriptedAnswers
 from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.sampler import MAX_TOP_K, SamplingParameters
-from pooled_mlx.grammar.match import CompiledGrammar
+from pooled_mlx.grammar.match import CompiledGrammar, Constraint
 from pooled_mlx.text.answer_stream import AnswerStream
 from pooled_mlx.text.tokens import TokenTable
 
@@ -116,17 +116,18 @@ class Admission:
             constraint=constraint,
             script=script.cursor() if script is not None else None,
             fault=script.line.faults if script is not None and script.line.faults != Faults() else None,
-            forced=list(script.forced) if script is not None else [],
+            forced=_allowed_run(constraint, script.forced) if script is not None else [],
             projected_bytes=plan.fits(prepared.prompt_tokens, prepared.max_output_tokens).needed_bytes,
         )
 
     def _prompt(self, request: Request, context_tokens: int) -> Prompt:
         characters = sum(len(turn.text) + len(turn.reasoning or "") for turn in request.turns)
         if characters > _CHARACTERS_PER_TOKEN * context_tokens:
-            raise prompt_too_long(characters // _CHARACTERS_PER_TOKEN, context_tokens)
+            raise prompt_too_long(characters // _CHARACTERS_PER_TOKEN + 1, context_tokens)
         prompt = self._builder.build(request)
-        if len(prompt.ids) + LEAST_CONTEXT_LEFT > context_tokens:
-            raise prompt_too_long(len(prompt.ids), context_tokens)
+        count, most = len(prompt.ids), context_tokens - LEAST_CONTEXT_LEFT
+        if count > most:  # clients subtract the two numbers: the first must be the larger one
+            raise prompt_too_long(count, context_tokens if count > context_tokens else most)
         return prompt
 
     def _grammar(self, request: Request, prompt: Prompt) -> tuple[CompiledGrammar | None, tuple[str, ...]]:
@@ -168,6 +169,18 @@ class Admission:
             name: {"temperature": rule.temperature, "top_k": rule.top_k, "top_p": rule.top_p, "min_p": rule.min_p}
             for name, rule in (("answer", self._card.sampling_for(False)), ("thinking", self._card.sampling_for(True)))
         }
+
+
+def _allowed_run(constraint: Constraint | None, run: Sequence[int]) -> list[int]:
+    """The beginning of a scripted run that the grammar takes; what follows is then said token by token, under the mask."""
+    if constraint is None:
+        return list(run)
+    trial = constraint.copy()
+    for count, token in enumerate(run):
+        if not trial.allows(token):
+            return list(run[:count])
+        trial.consume(token)
+    return list(run)
 
 
 def _new_call_id() -> str:

@@ -33,6 +33,11 @@ class Facts:
         with self._lock:
             self._live[row.id] = row
 
+    def withdrawn(self, row: Row) -> None:
+        """The row was refused after all."""
+        with self._lock:
+            self._live.pop(row.id, None)
+
     def started(self, row: Row) -> None:
         """The row left the queue; `Row.started_at` says when."""
 
@@ -42,9 +47,9 @@ class Facts:
     def token(self, row: Row, count: int) -> None:
         """Count tokens into the second they came in."""
         now = int(time.time())
-        if self._per_second and self._per_second[-1][0] == now:
-            self._per_second[-1] = (now, self._per_second[-1][1] + count)
-        else:
+        with self._lock:
+            if self._per_second and self._per_second[-1][0] == now:
+                count += self._per_second.pop()[1]
             self._per_second.append((now, count))
 
     def ended(self, row: Row, error: ApiError | None) -> None:
@@ -99,17 +104,19 @@ class Facts:
 
     def rates(self) -> list[dict[str, float]]:
         """Tokens per second over the last minutes, seconds without a token left out."""
-        return [{"t": second, "tokens_per_second": count} for second, count in list(self._per_second)]
+        with self._lock:
+            seconds = list(self._per_second)
+        return [{"t": second, "tokens_per_second": count} for second, count in seconds]
 
 
 def _request(row: Row, now: float) -> dict[str, Any]:
     state = "queued" if not row.started_at else "decode" if row.decoding else "prefill"
-    spent = now - row.first_token_at if row.first_token_at else 0.0
+    spent = row.last_token_at - row.first_token_at
     return {
         "id": row.id,
         "client": row.prepared.request.client,
         "state": state,
-        "prefill_done": row.position,
+        "prefill_done": min(row.position, len(row.prompt.ids)),
         "prefill_total": len(row.prompt.ids),
         "cached": row.cached_tokens,
         "generated": len(row.out),

@@ -8,15 +8,15 @@ already running by that time, so the group loses no overlap but that of the samp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Any
 
 import numpy as np
 
-from pooled_mlx.engine.mlx_backend import ArraysCache, LoadedModel, mx
+from pooled_mlx.engine.mlx_backend import ArraysCache, LoadedModel, RotatingKVCache, mx
 from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.sampler import BatchSampler
-from pooled_mlx.grammar.match import GrammarFailed
+from pooled_mlx.engine.sampler import BatchSampler, usable_rows
+from pooled_mlx.engine.segments import arrays_in, layers_of
 
 Pending = tuple[mx.array, mx.array]
 """The chosen, unread tokens `[batch]` of some rows and whether the logits behind them were finite `[batch]`."""
@@ -26,8 +26,13 @@ _BITS = 32
 
 
 def batchable(caches: Sequence[Any]) -> bool:
-    """True when every layer's cache class has a batch form."""
-    return all(hasattr(cache, "merge") for cache in caches)
+    """True when every layer has a batch form that holds the same. mlx-lm's batch of rotating windows keeps no first tokens."""
+    for layer in layers_of(caches):
+        if not hasattr(layer, "merge") or (type(layer) is RotatingKVCache and layer.keep):
+            return False
+        if isinstance(layer, ArraysCache) and any(array is None for array in layer.cache):
+            return False
+    return True
 
 
 class DecodeGroup:
@@ -37,14 +42,18 @@ class DecodeGroup:
     says whether the logits that chose it were finite.
     """
 
-    def __init__(self, model: LoadedModel, row: Row, caches: list[Any], start: mx.array | Pending) -> None:
-        """A group of one. `start` is the logits `[1, vocab]` after the last token, or the token it was parked with."""
-        self._model = model
+    def __init__(self, model: LoadedModel, row: Row, caches: list[Any], start: mx.array | Pending, longest_run: int) -> None:
+        """A group of one. `start` is the logits `[1, vocab]` after the last token, or the token it was parked with.
+
+        `longest_run` is the number of forced tokens that are read in one forward pass.
+        """
+        self._model, self._longest_run = model, max(1, longest_run)
         self.rows = [row]
         self.caches = caches
         self._sampler = BatchSampler([row.sampling])
         self._logits: mx.array | None = None
         self._chosen: Pending | None = None
+        self._ran_ahead = False
         self.pending, self.finite = start if isinstance(start, tuple) else self._choose(start, [row], after_pending=False)
         mx.async_eval(self.pending, self.finite)
 
@@ -61,7 +70,7 @@ class DecodeGroup:
         self.pending = mx.concatenate([self.pending, other.pending])
         self.finite = mx.concatenate([self.finite, other.finite])
         self._sampler = BatchSampler([row.sampling for row in self.rows])
-        mx.eval(self.pending, self.finite, [cache.state for cache in self.caches])
+        mx.eval(self.pending, self.finite, arrays_in(self.caches))
 
     def remove(self, leaving: Sequence[Row]) -> dict[Row, tuple[list[Any], Pending]]:
         """Take rows out and return each one's own plain caches and unread token; the group may be empty afterwards."""
@@ -84,7 +93,7 @@ class DecodeGroup:
         else:
             for cache in self.caches:
                 cache.filter(keep)
-            mx.eval([cache.state for cache in self.caches])
+            mx.eval(arrays_in(self.caches))
         chosen = mx.array(keep)
         self.pending, self.finite = self.pending[chosen], self.finite[chosen]
         self.rows = [self.rows[index] for index in keep]
@@ -93,15 +102,11 @@ class DecodeGroup:
 
     def _extract(self, index: int) -> list[Any]:
         caches = [cache.extract(index) for cache in self.caches]
-        for cache in caches:
-            if isinstance(cache, ArraysCache):  # extract gives slices, which would keep the whole batch alive
-                cache.cache = [None if array is None else mx.contiguous(array) for array in cache.cache]
-        mx.eval([cache.state for cache in caches])
+        for layer in layers_of(caches):
+            if isinstance(layer, ArraysCache):  # extract gives slices, which would keep the whole batch alive
+                layer.cache = [None if array is None else mx.contiguous(array) for array in layer.cache]
+        mx.eval(arrays_in(caches))
         return caches
-
-    def drain(self) -> None:
-        """Wait until nothing of this group is being computed."""
-        mx.eval(self.pending, self.finite, [cache.state for cache in self.caches])
 
     # --- the step
 
@@ -112,8 +117,11 @@ class DecodeGroup:
         synchronisation the token after next is already being sampled when this returns.
         """
         logits = self._model.forward(self.pending[:, None], self.caches)[:, -1]
+        for row in self.rows:
+            row.position += 1
         self._logits = logits
         self._chosen = None
+        self._ran_ahead = False
         if any(row.needs_sync or row.forced for row in self.rows):
             mx.async_eval(logits)
         else:
@@ -128,60 +136,82 @@ class DecodeGroup:
 
         Returns tokens that were taken ahead for a row alone in its group: a forced run is read in one forward pass.
         """
-        ahead: list[tuple[Row, int]] = []
         if self._chosen is None:
-            row = self.rows[0]
-            if len(self.rows) == 1 and row.finish is None and len(row.forced) > 1:
-                run, row.forced = row.forced[: row.max_tokens - len(row.out)], []
-                ahead = [(row, token) for token in run]
+            run = self._forced_run()
+            if run:
+                row = self.rows[0]
                 self._logits = self._model.forward(mx.array([run]), self.caches)[:, -1]
-                return ahead
+                self._ran_ahead = True
+                row.position += len(run)
+                return [(row, token) for token in run]
             assert self._logits is not None, "settle follows step"
             self._chosen = self._choose(self._logits, self.rows, after_pending=False)
             mx.async_eval(*self._chosen)
         self.pending, self.finite = self._chosen
         self._logits = self._chosen = None
-        return ahead
+        return []
+
+    def _forced_run(self) -> list[int]:
+        """What a row alone in its group must say next, taken out of `Row.forced`: one run a step, as long as a piece."""
+        row = self.rows[0]
+        if len(self.rows) > 1 or self._ran_ahead or row.finish is not None or row.broken is not None or len(row.forced) < 2:
+            return []
+        length = min(self._longest_run, row.max_tokens - len(row.out))
+        run, row.forced = row.forced[:length], row.forced[length:]
+        return run
 
     def _choose(self, logits: mx.array, rows: Sequence[Row], *, after_pending: bool) -> Pending:
         """Next tokens and finite flags from `logits` `[batch, vocab]`.
 
         With `after_pending` one chosen token per row is still unread.
         """
-        unread = 1 if after_pending else 0
-        positions = [len(row.out) + unread for row in rows]
-        logits = self._shape_logits(logits, rows, positions, unread)
-        finite = mx.isfinite(mx.sum(logits.astype(mx.float32), axis=-1))
-        masks = [row.constraint if not after_pending and row.finish is None else None for row in rows]
-        if any(mask is not None for mask, row in zip(masks, rows, strict=True) if not row.forced):
-            words = np.full((len(rows), -(-logits.shape[-1] // _BITS)), 0xFFFFFFFF, np.uint32)
-            for index, (mask, row) in enumerate(zip(masks, rows, strict=True)):
-                if mask is not None and not row.forced:
-                    try:
-                        mask.fill_mask(words[index])
-                    except GrammarFailed as failure:  # only this row ends; its batch mates go on
-                        row.broken = failure
+        positions = [len(row.out) + after_pending for row in rows]
+        logits = self._shape_logits(logits, rows, positions, after_pending=after_pending)
+        finite = usable_rows(logits)
+        forced = {index: row.forced.pop(0) for index, row in enumerate(rows) if row.forced and not after_pending}
+        words = self._masks(logits.shape[-1], rows, forced) if not after_pending else None
+        if words is not None:
             chosen = self._sampler.draw_masked(logits, positions, _allowed(words, logits.shape[-1]))
         else:
             chosen = self._sampler.draw(logits, positions)
-        forced = {index: row.forced.pop(0) for index, row in enumerate(rows) if row.forced and not after_pending}
         if forced:
             values = mx.array([forced.get(index, 0) for index in range(len(rows))], chosen.dtype)
             chosen = mx.where(mx.array([index in forced for index in range(len(rows))]), values, chosen)
         return chosen, finite
 
-    def _shape_logits(self, logits: mx.array, rows: Sequence[Row], positions: Sequence[int], unread: int) -> mx.array:
+    def _masks(self, width: int, rows: Sequence[Row], forced: Container[int]) -> np.ndarray | None:
+        """Bit words `[batch, words]` of what each row may say next; None where nobody is restricted."""
+        words: np.ndarray | None = None
+        for index, row in enumerate(rows):
+            if row.constraint is None or index in forced or row.finish is not None or row.broken is not None:
+                continue
+            if words is None:
+                words = np.full((len(rows), -(-width // _BITS)), 0xFFFFFFFF, np.uint32)
+            try:
+                row.constraint.fill_mask(words[index])
+            except Exception as failure:  # only this row ends; its batch mates go on
+                row.broken = failure
+                words[index] = 0xFFFFFFFF
+        return words
+
+    def _shape_logits(
+        self, logits: mx.array, rows: Sequence[Row], positions: Sequence[int], *, after_pending: bool
+    ) -> mx.array:
         """Apply scripts, faults and the rule that a thought is closed before the answer ends."""
         for index, row in enumerate(rows):
-            if row.script is not None:
-                token = row.script.next_token(unread)
-                if token is not None:
-                    logits = _add_at(logits, index, [token], _SCRIPT_BIAS)
+            try:
+                token = row.script.next_token(int(after_pending)) if row.script is not None else None
+            except Exception as failure:
+                row.broken = failure
+                continue
+            if token is not None:
+                logits = _add_at(logits, index, [token], _SCRIPT_BIAS)
             if row.fault is not None and row.fault.is_due("nan", positions[index]):
                 logits = _add_at(logits, index, [0], float("nan"))
-        thinking = [row.answer.in_reasoning and row.close_thinking_id is not None for row in rows]
-        if any(thinking):
-            logits = _close_before_end(logits, rows, thinking)
+        for index, row in enumerate(rows):
+            if row.answer.in_reasoning and row.close_thinking_id is not None and row.eos_ids:
+                pending = self.pending[index] if after_pending else None
+                logits = _close_before_end(logits, index, row.close_thinking_id, row.eos_ids, pending)
         return logits
 
 
@@ -195,17 +225,18 @@ def _add_at(logits: mx.array, row: int, tokens: Sequence[int], value: float) -> 
     return logits.at[row, mx.array(list(tokens))].add(value)
 
 
-def _close_before_end(logits: mx.array, rows: Sequence[Row], thinking: Sequence[bool]) -> mx.array:
-    """Inside a thought give the end token's weight to the closing tag: an answer never ends as an unfinished thought."""
-    for index, row in enumerate(rows):
-        if thinking[index]:
-            ends = mx.array(sorted(row.eos_ids))
-            close = row.close_thinking_id
-            best = mx.maximum(mx.max(logits[index, ends]), logits[index, close])
-            lowest = mx.min(logits[index]) - 1e4
-            logits = mx.array(logits)
-            logits[index, ends] = lowest
-            logits[index, close] = best
+def _close_before_end(logits: mx.array, index: int, close: int, ends: Collection[int], pending: mx.array | None) -> mx.array:
+    """Inside a thought give the end token's weight to the closing tag: an answer never ends as an unfinished thought.
+
+    `pending` is the row's unread token: if that closes the thought, its logits stay as they are.
+    """
+    row = logits[index]
+    end_ids = mx.array(sorted(ends))
+    shaped = mx.array(row)
+    shaped[end_ids] = mx.min(row) - 1e4
+    shaped[close] = mx.maximum(mx.max(row[end_ids]), row[close])
+    logits = mx.array(logits)
+    logits[index] = shaped if pending is None else mx.where(pending == close, row, shaped)
     return logits
 
 

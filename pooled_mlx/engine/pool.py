@@ -136,7 +136,7 @@ class Pool:
             if segment.boundary == "system" and segment.kind != "side" and label:
                 self._pin(label, segment)
         self.counters["hits" if match.tokens else "misses"] += 1
-        return Lease(self, [*match.path[-1:], *([match.partial[0]] if match.partial else [])])
+        return Lease(self, match.tips)
 
     def insert(
         self,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +21,31 @@ from pooled_mlx.core.events import Event
 from pooled_mlx.core.ports import ModelInfo, Prepared
 from pooled_mlx.core.request import Request
 from pooled_mlx.engine.admission import Admission
-from pooled_mlx.engine.calibrate import measure_step, spacing_for, stored_step
+from pooled_mlx.engine.calibrate import cut_rule, measure_step, safe_step, stored_step
 from pooled_mlx.engine.channel import Channel
 from pooled_mlx.engine.cuts import CutRule
 from pooled_mlx.engine.devices import process_bytes, read_device
 from pooled_mlx.engine.exact_ids import ExactIds, Known, canonical_answer
 from pooled_mlx.engine.facts import Facts
+from pooled_mlx.engine.fingerprint import files_key, fingerprint
 from pooled_mlx.engine.grammars import Grammars
 from pooled_mlx.engine.loop import Loop, LoopSettings
 from pooled_mlx.engine.memory import DeviceFacts, MemoryPlan, plan_memory
-from pooled_mlx.engine.mlx_backend import LoadedModel, load, memory_now, set_limits
+from pooled_mlx.engine.mlx_backend import LoadedModel, has_metal, load, memory_now, set_limits
 from pooled_mlx.engine.pool import Match, Pool
 from pooled_mlx.engine.pool_report import PoolReporter
-from pooled_mlx.engine.prefill import divisible
 from pooled_mlx.engine.prompt import PromptBuilder
 from pooled_mlx.engine.reasons import RecentPrompts
 from pooled_mlx.engine.replay_script import ReplayScript, ScriptedAnswers
 from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.segments import measure_shape
+from pooled_mlx.engine.segments import is_divisible, measure_shape
+from pooled_mlx.engine.self_test import check_long_pieces
 from pooled_mlx.engine.templates import ChatTemplate
-from pooled_mlx.engine.thread import EngineThread
+from pooled_mlx.engine.thread import EngineStopped, EngineThread
 from pooled_mlx.engine.tokens import Tokens
 from pooled_mlx.text.tokens import TokenTable
 
 _log = logging.getLogger("pooled.engine")
-
-_LAYOUT = 1
-"""Changes whenever the meaning of stored caches does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,23 +143,36 @@ class Room:
         return self._state == "ready"
 
     def stop(self, timeout_seconds: float | None = 30.0) -> None:
-        """End every request with an error and join the engine thread."""
+        """End every request with an error and join the engine thread. Safe to call twice, at any time, from any thread."""
         if self._state in ("loading", "ready"):
             self._state, self._reason = "stopping", "The server is shutting down."
         self._thread.stop()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_seconds)
+            if self._thread.is_alive():
+                _log.warning("the engine has not ended after %s seconds", timeout_seconds)
+        self._ready.set()
+
+    def set_pool_share(self, share: float) -> None:
+        """Let the pool keep `share` (0..1) of its budget, from any thread: the system is short of memory, or no longer.
+
+        Takes effect between two steps. Running requests keep what they hold.
+        """
+
+        def command(loop: Loop) -> None:
+            loop.set_pool_budget(int(self.plan.pool_bytes * min(max(share, 0.0), 1.0)))
+
+        self._thread.call(command)
 
     def _make_loop(self) -> Loop:
         settings = self._settings
         model = self._load_model(self._folder)
-        key = _files_key(self._folder)
+        if self._thread.stopping:
+            raise EngineStopped
         self._start_grammars(model.vocab_size)
-        step = model.largest_piece(settings.prefill_step or self._measured_step(model, key))
-        rule = CutRule(step, spacing_for(step), min(64, step))
-        shape = measure_shape(model)
+        device, shape = self._device(), measure_shape(model)
         plan = plan_memory(
-            self._device(),
+            device,
             model.weights_bytes,
             shape,
             context_max=self._card.context_max,
@@ -175,8 +184,14 @@ class Room:
         )
         limits = plan.limits
         set_limits(memory_bytes=limits.memory_bytes, cache_bytes=limits.cache_bytes, wired_bytes=limits.wired_bytes)
-        fingerprint = f"{key} {model.quantization} mlx {_minor('mlx')} mlx-lm {_minor('mlx-lm')} {rule} layout {_LAYOUT}"
-        pool = Pool(plan.pool_bytes, fingerprint.encode(), divisible=divisible(model), rule=rule)
+        key = files_key(self._folder)
+        step = settings.prefill_step or self._measured_step(model, key)
+        rule = cut_rule(safe_step(model, step, plan.context_tokens, device.largest_buffer_bytes))
+        if has_metal():
+            check_long_pieces(model, rule.step)
+        pool = Pool(
+            plan.pool_bytes, fingerprint(key, model.quantization, rule), divisible=is_divisible(model.make_cache()), rule=rule
+        )
         self._rule, self._plan = rule, plan
         self._recent = RecentPrompts(rule, divisible=pool.divisible)
         self._reporter = PoolReporter(pool, self._exact_ids)
@@ -197,7 +212,10 @@ class Room:
         eos_ids = sorted(self._table.eos_ids)
 
         def build() -> None:
-            self._grammars.set_result(Grammars.load(self._folder, self._format, n_vocab=vocab_size, eos_ids=eos_ids))
+            try:
+                self._grammars.set_result(Grammars.load(self._folder, self._format, n_vocab=vocab_size, eos_ids=eos_ids))
+            except BaseException as error:  # whoever waits for the grammars must learn of it
+                self._grammars.set_exception(error)
 
         threading.Thread(target=build, name="pooled-grammars", daemon=True).start()
 
@@ -256,7 +274,11 @@ class Room:
         channel = Channel(asyncio.get_running_loop(), self._thread.wake)
         row = self._admission.row(prepared, channel, self.plan)
         self._facts.submitted(row)
-        self._thread.submit(row)
+        try:
+            self._thread.submit(row)
+        except ApiError:
+            self._facts.withdrawn(row)
+            raise
         return _Generation(channel)
 
     def health(self) -> Mapping[str, Any]:
@@ -289,6 +311,7 @@ class Room:
             "rates": self._facts.rates(),
             "memory": {
                 **plan,
+                "pool_budget_bytes": loop.pool.budget_bytes if loop is not None else plan.get("pool_budget_bytes", 0),
                 "pool_bytes": loop.pool.segment_bytes if loop is not None else 0,
                 "live_bytes": loop.pool.reserved_bytes if loop is not None else 0,
                 "active_bytes": memory.active,
@@ -322,7 +345,7 @@ class Room:
         facts = row.prepared.payload.facts
         reason = self._recent.explain(facts, match.tokens, match.matched, self._decode)
         row.cache_note = reason.note(words=False)
-        self._reporter.explained(row.id, facts.label, reason)
+        self._reporter.explained(row.id, facts.label, reason, match.parent)
         self._recent.remember(facts)
 
     def _report(self, idle: bool) -> None:
@@ -342,20 +365,6 @@ class Room:
         self._exact_ids.remember(prompt.history, canonical_answer(text, calls), Known(ids, reasoning))
         if self._recent is not None:
             self._recent.remember(row.prepared.payload.facts.answered(row.out, text, calls, reasoning))
-
-
-def _minor(package: str) -> str:
-    return ".".join(version(package).split(".")[:2])
-
-
-def _files_key(folder: Path) -> str:
-    """A digest of the model's configuration and of its weight files' names and sizes."""
-    digest = hashlib.sha256()
-    for path in sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")]):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-        if path.suffix == ".json":
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def open_room(

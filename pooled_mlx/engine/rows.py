@@ -13,10 +13,10 @@ from pooled_mlx.core.events import Event, Failed, Finished, Usage
 from pooled_mlx.core.ports import Prepared
 from pooled_mlx.engine.channel import Channel
 from pooled_mlx.engine.faults import Faults, ScriptedFault
-from pooled_mlx.engine.pool import Boundary, Lease
+from pooled_mlx.engine.pool import Boundary, Lease, Segment
 from pooled_mlx.engine.prompt import Prompt
 from pooled_mlx.engine.sampler import SamplingParameters
-from pooled_mlx.engine.segments import Backing
+from pooled_mlx.engine.segments import Backing, SegmentData
 from pooled_mlx.grammar.match import Constraint
 from pooled_mlx.text.answer_stream import AnswerStream
 
@@ -40,8 +40,14 @@ class Script(Protocol):
 class Row:
     """Everything about one running request. Owned by the engine thread from submission on.
 
-    `ids` are the prompt's ids; `out` the tokens reported so far, all of which are in the row's cache when it ends.
-    `lower` is the token at which the next segment starts, `parent` the segment that ends there.
+    `out` are the tokens reported so far. `position` counts the tokens in the row's caches: when the row ends, the prompt and
+    `out`, unless its answer ended inside a forced run. `lower` is the token at which the next segment starts, `parent` the
+    segment that ends there.
+
+    `projected_bytes` is what it takes at its longest, `reserved_bytes` what of that the pool has set aside for it.
+
+    `at_cut`: a cold prompt would stop at `position` as well. `source` is the segment that the row resumed from or in, `own`
+    the first one that it added to the pool, `parts` the payloads whose very bits its caches hold.
     """
 
     prepared: Prepared
@@ -68,9 +74,13 @@ class Row:
     pending: Any = None
     backing: Backing | None = None
     lease: Lease | None = None
-    parent: Any = None
+    parent: Segment | None = None
+    source: Segment | None = None
+    own: Segment | None = None
+    parts: list[SegmentData] = field(default_factory=list)
     lower: int = 0
     position: int = 0
+    at_cut: bool = False
     cached_tokens: int = 0
     prefilled_tokens: int = 0
     cache_note: str = ""
@@ -82,6 +92,7 @@ class Row:
     ended: bool = False
     finish: EndReason | None = None
     projected_bytes: int = 0
+    reserved_bytes: int = 0
 
     @property
     def id(self) -> str:
@@ -125,8 +136,7 @@ class Row:
         """True when the next token cannot be chosen before the last one is read."""
         if self.constraint is not None:
             return True
-        budget = self.thinking_budget
-        return budget is not None and self.answer.in_reasoning and self.answer.reasoning_tokens + 1 >= budget
+        return self._thought_is_spent(unread=1)
 
     def take(self, token: int) -> list[Event]:
         """Report `token`: constraint, script, text. Returns its events and sets `finish` when the answer is over.
@@ -157,23 +167,27 @@ class Row:
             return
         if self.constraint is not None:
             if self.constraint.stopped():
+                if not self.eos_ids:
+                    self.finish = "stop"
+                    return
                 self.forced = [min(self.eos_ids)]
             else:
                 self.forced = [token for token in self.constraint.forced() if token not in self.eos_ids]
-        budget = self.thinking_budget
-        if (
-            not self.forced
-            and budget is not None
-            and self.close_thinking_id is not None
-            and self.answer.in_reasoning
-            and self.answer.reasoning_tokens >= budget
-        ):
+        if not self.forced and self._thought_is_spent():
+            assert self.close_thinking_id is not None
             self.forced = [self.close_thinking_id]
         if not self.forced and self._script_is_over():
             raise ScriptedFault(
                 "the scripted answer is over, but the grammar of this request wants more. Compare its text with the request's "
                 'tools, response_format and thinking, or lift the grammar with "free": true'
             )
+
+    def _thought_is_spent(self, unread: int = 0) -> bool:
+        """True when the thinking budget is used up, `unread` chosen tokens included, and the thought can be closed."""
+        budget = self.thinking_budget
+        if budget is None or self.close_thinking_id is None or not self.answer.in_reasoning:
+            return False
+        return self.answer.reasoning_tokens + unread >= budget
 
     def _script_is_over(self) -> bool:
         """True when the script has said everything and the grammar does not let the answer end there."""
@@ -183,6 +197,15 @@ class Row:
         if token is None:
             return True
         return token in self.eos_ids and self.constraint is not None and not self.constraint.may_end()
+
+    def restart(self) -> None:
+        """Forget what the caches held: prompt and `out` are read again. The counts of a prompt that was read once stay."""
+        self.backing = self.caches = self.pending = self.parent = self.source = self.own = None
+        self.parts, self.forced = [], []
+        self.lower = self.position = 0
+        self.at_cut = self.decoding = False
+        if not self.out:
+            self.cached_tokens = self.prefilled_tokens = 0
 
     def usage(self) -> Usage:
         """Token counts so far."""
@@ -205,12 +228,12 @@ class Row:
         """
         if self.ended:
             return
-        self.ended = True
         assert self.finish is not None
         rest = self.answer.finish(self.finish)
+        last = Finished(self.answer.finish_reason(self.finish), self.usage(), self.answer.stop, self.cache_note)
         remember(self)
-        self.emit(rest)
-        self.channel.put(Finished(self.answer.finish_reason(self.finish), self.usage(), self.answer.stop, self.cache_note))
+        self.ended = True
+        self.emit([*rest, last])
 
     def fail(self, error: ApiError) -> None:
         """Send `Failed`."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pooled_mlx.engine.mlx_backend import mx
 
 MAX_TOP_K = 64
+_GREEDY_BELOW = 1e-5
+"""Dividing by a smaller temperature leaves the range of float32; nothing but the best token has a chance there anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class SamplingParameters:
     @property
     def greedy(self) -> bool:
         """True when the most likely token is always taken."""
-        return self.temperature == 0.0 or self.top_k == 1
+        return self.temperature < _GREEDY_BELOW or self.top_k == 1
 
 
 def _mix(value: mx.array) -> mx.array:
@@ -50,6 +52,18 @@ def gumbel_noise(ids: mx.array, words: Sequence[mx.array]) -> mx.array:
     return -mx.log(-mx.log(uniform))
 
 
+def usable_rows(logits: mx.array) -> mx.array:
+    """Flags `[batch]`: False where logits `[batch, vocab]` hold NaN or plus infinity, or nothing but minus infinity.
+
+    Minus infinity alone is how some models rule tokens out.
+    """
+    return mx.isfinite(mx.max(logits, axis=-1)) & ~mx.isnan(mx.sum(logits.astype(mx.float32), axis=-1))
+
+
+def _column(values: Sequence[float], dtype: mx.Dtype) -> mx.array:
+    return mx.array(list(values), dtype)[:, None]
+
+
 class BatchSampler:
     """Draws for the rows of one decode group; rebuilt when its rows change."""
 
@@ -58,15 +72,14 @@ class BatchSampler:
         self.all_greedy = all(row.greedy for row in rows)
         if self.all_greedy:
             return
-        column = [(-1, 1)]
         self._greedy = mx.array([row.greedy for row in rows])
-        self._temperature = mx.array([row.temperature or 1.0 for row in rows], mx.float32).reshape(*column[0])
-        self._top_k = mx.array([min(row.top_k, MAX_TOP_K) for row in rows]).reshape(*column[0])
-        self._top_p = mx.array([row.top_p for row in rows], mx.float32).reshape(*column[0])
-        self._min_p = mx.array([row.min_p for row in rows], mx.float32).reshape(*column[0])
+        self._temperature = _column([1.0 if row.greedy else row.temperature for row in rows], mx.float32)
+        self._top_k = _column([min(row.top_k, MAX_TOP_K) for row in rows], mx.int32)
+        self._top_p = _column([row.top_p for row in rows], mx.float32)
+        self._min_p = _column([row.min_p for row in rows], mx.float32)
         self._truncates_p = any(row.top_p < 1.0 or row.min_p > 0.0 for row in rows)
-        self._seed_low = mx.array([row.seed & 0xFFFFFFFF for row in rows], mx.uint32).reshape(*column[0])
-        self._seed_high = mx.array([(row.seed >> 32) & 0xFFFFFFFF for row in rows], mx.uint32).reshape(*column[0])
+        self._seed_low = _column([row.seed & 0xFFFFFFFF for row in rows], mx.uint32)
+        self._seed_high = _column([(row.seed >> 32) & 0xFFFFFFFF for row in rows], mx.uint32)
 
     def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         """Token ids `[batch]` from logits `[batch, vocab]`; `positions` are the rows' output positions. Lazy."""
@@ -115,7 +128,7 @@ class BatchSampler:
         return ids, values, alive
 
     def _pick(self, ids: mx.array, values: mx.array, alive: mx.array, positions: Sequence[int]) -> mx.array:
-        position = mx.array(list(positions), mx.uint32).reshape(-1, 1)
+        position = _column(positions, mx.uint32)
         noise = gumbel_noise(ids, (self._seed_low, self._seed_high, position))
         scores = mx.where(alive, values + noise, -mx.inf)
         choice = mx.argmax(scores, axis=-1, keepdims=True)

@@ -194,6 +194,11 @@ class Match:
         """The segment that the next one hangs on, None for the root. It ends before `tokens` when there is a `partial`."""
         return self.path[-1] if self.path else None
 
+    @property
+    def tips(self) -> tuple[Segment, ...]:
+        """The segments that a request which resumes here stands on."""
+        return (*self.path[-1:], *((self.partial[0],) if self.partial is not None else ()))
+
 
 def agreement(a: Ids, b: Ids) -> int:
     """How many leading ids two arrays share."""

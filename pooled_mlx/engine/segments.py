@@ -1,12 +1,12 @@
 """What a pool segment holds in MLX arrays, per cache class, and how a working cache is cut into and built from it.
 
-Attention layers hold the K/V delta of the segment `[1, kv_heads, tokens, head_dim]`; recurrent and rotating-window layers
-hold the state at the segment's end, by reference (MLX arrays are replaced there, never written in place, or are copied on
-write); a cache class this file does not know is kept whole as opaque state.
+Attention layers hold the K/V delta of the segment `[1, kv_heads, tokens, head_dim]`; all others hold the state at the segment's
+end. Recurrent states are kept by reference (their arrays are replaced, never written in place), every other class is copied
+whole, which copies no memory before the next write.
 
 While the working cache that computed a segment is still in memory, the segment's delta is a window on its buffers
-(`Backing`): nothing is stored twice. When that cache goes away, `Backing.flush` copies the windows into arrays of their own,
-since a slice of an MLX array keeps the whole parent alive.
+(`Backing`): nothing is stored twice. When that cache goes away, the windows become arrays of their own, since a slice of an MLX
+array keeps the whole parent alive.
 """
 
 from __future__ import annotations
@@ -23,94 +23,90 @@ from pooled_mlx.engine.mlx_backend import (
     LoadedModel,
     QuantizedKVCache,
     RotatingKVCache,
-    arrays_of,
     mx,
 )
 
 _STEP = 256
 """Buffers of attention caches grow in multiples of this many tokens, as mlx-lm's own do."""
+_PROBE_TOKENS = 512
+"""How far a cache of an unknown class is filled to see what a token takes in it."""
 
 
-def is_attention(cache: Any) -> bool:
+def layers_of(caches: Iterable[Any]) -> list[Any]:
+    """The layers of a working cache; those of a `CacheList` one by one."""
+    layers: list[Any] = []
+    for cache in caches:
+        if type(cache) is CacheList:
+            layers.extend(layers_of(cache.caches))
+        else:
+            layers.append(cache)
+    return layers
+
+
+def arrays_in(value: Any) -> list[mx.array]:
+    """All arrays in caches and in the containers around them, whatever their classes."""
+    if isinstance(value, mx.array):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        value = vars(value).values() if hasattr(value, "__dict__") else ()
+    return [array for item in value for array in arrays_in(item)]
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of all arrays in caches, unused ends of buffers included."""
+    return sum(array.nbytes for array in arrays_in(value))
+
+
+def is_attention(layer: Any) -> bool:
     """True for a cache layer whose tokens can be cut out of its buffers."""
-    return type(cache) in (KVCache, QuantizedKVCache)
+    return type(layer) in (KVCache, QuantizedKVCache)
 
 
 def is_divisible(caches: Sequence[Any]) -> bool:
     """True when every layer is plain attention, so that a prefix may end at any token."""
-    return all(is_attention(cache) for cache in caches)
+    return all(is_attention(layer) for layer in layers_of(caches))
 
 
-def _buffers(cache: Any) -> tuple[Any, Any]:
-    return cache.keys, cache.values
+def _buffers(layer: Any) -> tuple[Any, Any]:
+    return layer.keys, layer.values
 
 
 def _map(function: Any, tree: Any) -> Any:
+    """`function` of every array in `tree`; an attention layer that no token went through has None for buffers."""
     if isinstance(tree, tuple | list):
         return type(tree)(_map(function, item) for item in tree)
-    return function(tree)
+    return None if tree is None else function(tree)
 
 
-def _freeze_state(cache: Any) -> Any:
-    """The state of a non-attention layer at this moment; never changes afterwards."""
-    kind = type(cache)
-    if kind is ArraysCache:
-        return list(cache.cache)
-    if kind is RotatingKVCache:
-        if cache.keys is None:
-            return None
-        return (
-            copy.copy(cache.keys),
-            copy.copy(cache.values),
-            cache.offset,
-            cache.keep,
-            cache.max_size,
-            cache._idx,
-        )
-    if kind is CacheList:
-        return [_freeze_member(member) for member in cache.caches]
-    return copy.deepcopy(cache.state)
+def _token_bytes(layer: Any) -> int:
+    """Bytes of one token in an attention layer, or in a window."""
+    return sum(array.nbytes // array.shape[-2] for array in arrays_in(_buffers(layer)))
 
 
-def _freeze_member(cache: Any) -> Any:
-    if is_attention(cache):
-        if cache.keys is None:
-            return None
-        return _map(lambda array: mx.contiguous(array[..., : cache.offset, :]), _buffers(cache))
-    return _freeze_state(cache)
+def _freeze(layer: Any) -> Any:
+    """The state of a layer that is not attention; never changes afterwards."""
+    if type(layer) is not ArraysCache:
+        return _own(copy.deepcopy(vars(layer)))
+    layer.cache = _own(layer.cache)  # the working cache gives up the parents of its slices as well
+    return list(layer.cache)
 
 
-def _thaw_member(cache: Any, state: Any) -> None:
-    if state is None:
-        return
-    if is_attention(cache):
-        cache.keys, cache.values = _map(copy.copy, state)
-        cache.offset = arrays_of(state)[0].shape[-2]
+def _own(value: Any) -> Any:
+    """Copies of those arrays that are slices of larger ones: some models keep the end of a whole piece as their state."""
+    if isinstance(value, mx.array):
+        return mx.contiguous(value)
+    if isinstance(value, dict):
+        return {name: _own(item) for name, item in value.items()}
+    return type(value)(_own(item) for item in value) if isinstance(value, tuple | list) else value
+
+
+def _thaw(layer: Any, state: Any) -> None:
+    if type(layer) is ArraysCache:
+        layer.cache = list(state)
     else:
-        _thaw_state(cache, state)
-
-
-def _thaw_state(cache: Any, state: Any) -> None:
-    kind = type(cache)
-    if state is None:
-        return
-    if kind is ArraysCache:
-        cache.cache = list(state)
-    elif kind is RotatingKVCache:
-        keys, values, *rest = state
-        cache.state = (copy.copy(keys), copy.copy(values), *rest)
-    elif kind is CacheList:
-        for member, member_state in zip(cache.caches, state, strict=True):
-            _thaw_member(member, member_state)
-    else:
-        cache.state = copy.deepcopy(state)
-
-
-def _own(state: Any) -> Any:
-    """Copy the arrays of a state into buffers of their own."""
-    if isinstance(state, tuple | list):
-        return type(state)(_own(item) for item in state)
-    return mx.contiguous(state) if isinstance(state, mx.array) else state
+        vars(layer).update(copy.deepcopy(state))
 
 
 class Backing:
@@ -118,6 +114,7 @@ class Backing:
 
     def __init__(self, caches: list[Any]) -> None:
         self.caches = caches
+        self.layers = layers_of(caches)
         self._held: list[SegmentData] = []
 
     def hold(self, data: SegmentData) -> None:
@@ -129,10 +126,22 @@ class Backing:
         self._held = [held for held in self._held if held is not data]
 
     def flush(self) -> None:
-        """Give every held segment arrays of its own; afterwards these caches may be changed or dropped."""
-        held, self._held = self._held, []
-        for data in held:
+        """Give every held segment arrays of its own; the caches stay usable. An error leaves what was held readable."""
+        self._copy_out(empty=False)
+
+    def dissolve(self) -> None:
+        """As `flush`, and empty the caches layer by layer, so that little is in memory twice. They must not be used again."""
+        self._copy_out(empty=True)
+
+    def _copy_out(self, *, empty: bool) -> None:
+        for index, layer in enumerate(self.layers):
+            for data in self._held:
+                data.own(index)
+            if empty:
+                vars(layer).clear()
+        for data in self._held:
             data.detach()
+        self._held = []
 
     @property
     def held_bytes(self) -> int:
@@ -148,22 +157,18 @@ class SegmentData:
 
     def __init__(self, backing: Backing, lo: int, hi: int) -> None:
         self.lo, self.hi = lo, hi
-        self._attention = [is_attention(cache) for cache in backing.caches]
-        self._deltas: list[Any] | None = None
-        self._backing: Backing | None = backing
-        self._states: list[Any] | None = [
-            None if attention else _freeze_state(cache)
-            for cache, attention in zip(backing.caches, self._attention, strict=True)
-        ]
-        backing.hold(self)
+        self._attention = [is_attention(layer) for layer in backing.layers]
         self._divisible = all(self._attention)
-        self.delta_bytes = sum(
-            array.nbytes // array.shape[-2] * (hi - lo)
-            for cache, attention in zip(backing.caches, self._attention, strict=True)
-            if attention
-            for array in arrays_of(_buffers(cache))
-        )
-        self._state_bytes = sum(array.nbytes for array in arrays_of(self._states))
+        # One entry for each layer; None: the delta is a window on the backing cache.
+        self._deltas: list[Any] = [None] * len(self._attention)
+        self._backing: Backing | None = backing
+        self._released = False
+        layers = list(zip(backing.layers, self._attention, strict=True))
+        self._states: list[Any] | None = [None if attention else _freeze(layer) for layer, attention in layers]
+        mx.eval(arrays_in(self._states))
+        self.delta_bytes = sum(_token_bytes(layer) for layer, attention in layers if attention) * (hi - lo)
+        self._state_bytes = bytes_of(self._states)
+        backing.hold(self)
 
     @property
     def state_bytes(self) -> int:
@@ -173,16 +178,11 @@ class SegmentData:
     @property
     def has_state(self) -> bool:
         """True when a request may resume at `hi`."""
-        return self._divisible or self._states is not None
+        return not self._released and (self._divisible or self._states is not None)
 
     def reads(self, backing: Backing) -> bool:
         """True when the delta is a window on `backing`."""
         return self._backing is backing
-
-    @property
-    def backed(self) -> bool:
-        """True while the delta is a window on a working cache."""
-        return self._backing is not None
 
     def drop_state(self) -> None:
         """Keep the delta for descendants, free the states. On a divisible model there is nothing to free."""
@@ -191,62 +191,54 @@ class SegmentData:
 
     def release(self) -> None:
         """Free everything."""
-        if self._backing is not None:
-            self._backing.forget(self)
-        self._backing, self._deltas, self._states = None, None, None
-        self._divisible = False
+        self.detach()
+        self._deltas, self._states, self._released = [None] * len(self._attention), None, True
+
+    def own(self, layer: int) -> None:
+        """Copy the delta of one layer out of the backing cache."""
+        if self._backing is not None and self._attention[layer] and self._deltas[layer] is None:
+            delta = _map(mx.contiguous, self.delta(layer))
+            mx.eval(arrays_in(delta))
+            self._deltas[layer] = delta
 
     def detach(self) -> None:
-        """Copy the delta out of the backing cache, layer by layer, so that no single copy is long."""
-        backing, self._backing = self._backing, None
-        if backing is None:
-            return
-        deltas: list[Any] = []
-        for cache, attention in zip(backing.caches, self._attention, strict=True):
-            delta = None
-            if attention:
-                delta = _map(lambda array: mx.contiguous(array[..., self.lo : self.hi, :]), _buffers(cache))
-                mx.eval(arrays_of(delta))
-            deltas.append(delta)
-        self._deltas = deltas
-
-    def lend(self, backing: Backing) -> None:
-        """Read the delta from `backing`, which holds bit-equal copies of it, and free the own arrays."""
-        if self._backing is backing:
-            return
+        """Forget the backing cache; every delta must be its own by then."""
         if self._backing is not None:
             self._backing.forget(self)
-        self._backing, self._deltas = backing, None
+        self._backing = None
+
+    def lend(self, backing: Backing) -> None:
+        """Read the delta from `backing`, which holds bit-equal copies of it, and free the own arrays.
+
+        Does nothing once the segment was released.
+        """
+        if self._released or self._backing is backing:
+            return
+        self.detach()
+        self._backing, self._deltas = backing, [None] * len(self._attention)
         backing.hold(self)
 
     def delta(self, layer: int, tokens: int | None = None) -> Any:
         """K/V of attention layer `layer`, the first `tokens` of the segment (all when None). Lazy slices."""
         hi = self.hi if tokens is None else self.lo + tokens
-        if self._backing is not None:
-            return _map(lambda array: array[..., self.lo : hi, :], _buffers(self._backing.caches[layer]))
-        assert self._deltas is not None, "a released segment was read"
-        if hi == self.hi:
-            return self._deltas[layer]
-        return _map(lambda array: array[..., : hi - self.lo, :], self._deltas[layer])
+        own = self._deltas[layer]
+        if own is not None:
+            return own if hi == self.hi else _map(lambda array: array[..., : hi - self.lo, :], own)
+        assert self._backing is not None, "a segment was read that has no arrays"
+        return _map(lambda array: array[..., self.lo : hi, :], _buffers(self._backing.layers[layer]))
 
     def states(self) -> list[Any]:
         """The boundary states, None for attention layers."""
         assert self._states is not None, "a segment without states was resumed"
         return self._states
 
-    def own_states(self) -> None:
-        """Copy the states into buffers of their own: a row cut out of a batch is a slice that keeps the batch alive."""
-        if self._states is not None:
-            self._states = _own(self._states)
-            mx.eval(arrays_of(self._states))
-
     def finite(self, *, delta: bool) -> bool:
         """False if a state, or the delta where asked for, contains NaN or infinity."""
-        arrays = list(arrays_of(self._states))
+        arrays = arrays_in(self._states)
         if delta:
             for layer, attention in enumerate(self._attention):
                 if attention:
-                    arrays += arrays_of(self.delta(layer))
+                    arrays += arrays_in(self.delta(layer))
         checks = [mx.all(mx.isfinite(array)) for array in arrays if mx.issubdtype(array.dtype, mx.floating)]
         return not checks or bool(mx.all(mx.stack(checks)).item())
 
@@ -266,17 +258,18 @@ def materialise(
         return 0
     spare = (-(tokens + reserve_tokens)) % _STEP + reserve_tokens
     states = path[-1].states() if path and partial is None and not is_divisible(caches) else None
-    for layer, cache in enumerate(caches):
-        if not is_attention(cache):
+    for index, layer in enumerate(layers_of(caches)):
+        if not is_attention(layer):
             assert states is not None
-            _thaw_state(cache, states[layer])
+            _thaw(layer, states[index])
             continue
-        deltas = [data.delta(layer) for data in path]
+        deltas = [data.delta(index) for data in path]
         if partial is not None:
-            deltas.append(partial[0].delta(layer, partial[1]))
-        cache.keys, cache.values = _concatenate(deltas, spare)
-        cache.offset = tokens
-        mx.eval(arrays_of(_buffers(cache)))
+            deltas.append(partial[0].delta(index, partial[1]))
+        if arrays_in(deltas):
+            layer.keys, layer.values = _concatenate(deltas, spare)
+            layer.offset = tokens
+            mx.eval(arrays_in(_buffers(layer)))
     return tokens
 
 
@@ -296,27 +289,31 @@ def _concatenate(parts: Sequence[Any], spare: int) -> Any:
 def reserve(caches: Iterable[Any], tokens: int) -> None:
     """Give plain attention buffers room for `tokens` in all, at once instead of in steps that copy everything each time."""
     capacity = -(-tokens // _STEP) * _STEP
-    for cache in caches:
-        if type(cache) is KVCache and cache.keys is not None and cache.keys.shape[2] < capacity:
-            cache.keys, cache.values = _concatenate([(cache.keys, cache.values)], capacity - cache.keys.shape[2])
+    for layer in layers_of(caches):
+        if type(layer) is KVCache and layer.keys is not None and layer.keys.shape[2] < capacity:
+            layer.keys, layer.values = _concatenate([(layer.keys, layer.values)], capacity - layer.keys.shape[2])
 
 
 def measure_shape(model: LoadedModel) -> CacheShape:
     """What the model's caches take, measured on a short prompt. A rotating window counts at its full size."""
     caches = model.make_cache()
-    mx.eval(model.forward(mx.array([[0, 0]]), caches), [cache.state for cache in caches])
+    _read(model, caches, 2)
     token_bytes = state_bytes = window_bytes = 0
-    for cache in caches:
-        size = sum(array.nbytes for array in arrays_of(cache.state))
-        if is_attention(cache):
-            token_bytes += sum(array.nbytes // array.shape[-2] for array in arrays_of(_buffers(cache)))
-        elif type(cache) is RotatingKVCache:
-            window_bytes += sum(array.nbytes // array.shape[-2] for array in arrays_of(_buffers(cache))) * cache.max_size
+    unknown: list[Any] = []
+    for layer in layers_of(caches):
+        if is_attention(layer):
+            token_bytes += _token_bytes(layer)
+        elif type(layer) is RotatingKVCache:
+            window_bytes += _token_bytes(layer) * layer.max_size
         else:
-            state_bytes += size
+            state_bytes += bytes_of(layer)
+            unknown += [layer] if type(layer) is not ArraysCache else []
+    if unknown:
+        before = bytes_of(unknown)
+        _read(model, caches, _PROBE_TOKENS)
+        token_bytes += max(0, bytes_of(unknown) - before) // _PROBE_TOKENS
     return CacheShape(token_bytes, state_bytes, window_bytes)
 
 
-def cache_bytes(caches: Iterable[Any]) -> int:
-    """Bytes of all buffers of a working cache."""
-    return sum(array.nbytes for cache in caches for array in arrays_of(cache.state))
+def _read(model: LoadedModel, caches: list[Any], tokens: int) -> None:
+    mx.eval(model.forward(mx.array([[0] * tokens]), caches)[:, -1], arrays_in(caches))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from pooled_mlx.core.errors import ApiError, engine_failed
-from pooled_mlx.engine.finish import finish_row
-from pooled_mlx.engine.pool import Pool
-from pooled_mlx.engine.prefill import HotCache, NotFinite, data_of
+from pooled_mlx.engine.finish import HotCache, NotFinite, data_of, finish_row
+from pooled_mlx.engine.pool import Lease, Match, Pool
 from pooled_mlx.engine.rows import Row
+from pooled_mlx.engine.segments import Backing
 
 _log = logging.getLogger("pooled.engine")
 
@@ -32,41 +32,101 @@ class Observer(Protocol):
 
 
 class Slots:
-    """The resources of all running rows. Owned by the engine thread."""
+    """The resources of all running rows, and the cache of the one that ended last. Owned by the engine thread."""
 
     def __init__(self, pool: Pool, observer: Observer, remember: Callable[[Row], None]) -> None:
         self.pool, self._observer, self._remember = pool, observer, remember
         self.hot: HotCache | None = None
-        self._reserved: dict[Row, int] = {}
+        self._rows: set[Row] = set()
+        self._spare_bytes = 0
 
-    def reserve(self, row: Row) -> None:
-        """Set aside what the row will need beyond what the pool counts as segments that read from its caches.
+    # --- bytes
 
-        Call again whenever the row's share of those changed. A running row's bytes are real whatever the budget says: the
-        pool makes room as far as it can.
+    def admit(self, row: Row, *, alone: bool) -> bool:
+        """Lease what the pool has of the row's prompt and set bytes aside for the rest.
+
+        False, with nothing changed, when there is no room; a row that runs `alone` is admitted in any case.
         """
-        held = row.backing.held_bytes if row.backing is not None else 0
-        size = max(0, row.projected_bytes - held)
-        self.pool.reserved_bytes += size - self._reserved.get(row, 0)
-        self._reserved[row] = size
-        self.pool.make_room(0)
+        match = self.pool.lookup(row.ids)
+        row.lease = Lease(self.pool, match.tips)
+        row.parent = match.parent or self.pool.root
+        needed = self._needed(row)
+        if not self.pool.make_room(needed) and self.hot is not None:
+            self.drop_hot()
+        if not (alone or self.pool.make_room(needed)):
+            self._release(row)
+            return False
+        self._rows.add(row)
+        self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Set aside what running rows and the hot cache need beyond the pool's segments. Call it when that changed.
+
+        Running rows' bytes are real whatever the budget says: the pool makes room as far as it can, and at last the hot cache
+        goes.
+        """
+        for row in self._rows:
+            self._reserve(row, self._needed(row))
+        spare = self.hot.spare_bytes if self.hot is not None else 0
+        self.pool.reserved_bytes += spare - self._spare_bytes
+        self._spare_bytes = spare
+        fits = self.pool.make_room(0)
+        if self.hot is not None and not (fits and self.hot.usable):
+            self.drop_hot()
+
+    def _reserve(self, row: Row, size_bytes: int) -> None:
+        self.pool.reserved_bytes += size_bytes - row.reserved_bytes
+        row.reserved_bytes = size_bytes
+
+    @staticmethod
+    def _needed(row: Row) -> int:
+        """A row's projected bytes are its K/V twice, as a working copy and as segments: those that exist are counted there."""
+        path = row.parent.path() if row.parent is not None else ()
+        return max(0, row.projected_bytes - sum(segment.data.delta_bytes for segment in path if segment.held))
+
+    # --- caches
+
+    def take_hot(self, match: Match) -> Backing | None:
+        """The hot cache, if it holds exactly what `match` found: from now on it is the caller's."""
+        hot = self.hot
+        if hot is None or not hot.usable or match.partial is not None or match.parent is not hot.leaf:
+            return None
+        self.hot = None
+        return hot.backing
+
+    def drop_hot(self) -> None:
+        """Give the hot cache's segments arrays of their own and free the rest of it."""
+        hot, self.hot = self.hot, None
+        if hot is not None:
+            self._dissolve(hot.backing)
+        self.settle()
 
     def own_copies(self, row: Row) -> None:
         """The row's caches go into a batch: segments that read from them get arrays of their own."""
         if row.backing is not None:
             row.backing.flush()
             row.backing = None
-            self.reserve(row)
+
+    def _dissolve(self, backing: Backing) -> None:
+        try:
+            backing.dissolve()
+        except Exception:  # out of memory: the segments go on reading from the old cache
+            _log.exception("segments could not be given arrays of their own")
+
+    # --- endings
 
     def finish(self, row: Row, caches: list[Any]) -> None:
         """Keep what the row computed, then close it. A cancelled row keeps its finished tokens as well."""
         try:
-            if caches:
-                hot = finish_row(self.pool, row, caches)
-                if hot is not None:
-                    self._make_hot(hot)
-                if row.out and not row.ended:
-                    self.remember(row)
+            hot = finish_row(self.pool, row, caches)
+            if hot is not None:
+                old, self.hot = self.hot, hot
+                row.backing = None
+                if old is not None:
+                    self._dissolve(old.backing)
+            if row.out and not row.ended:
+                self.remember(row)
         except NotFinite:
             _log.warning("request %s: its state is not finite and was not kept", row.id)
         except Exception:
@@ -80,19 +140,8 @@ class Slots:
         except Exception:
             _log.exception("request %s: the ids of its answer could not be kept", row.id)
 
-    def _make_hot(self, hot: HotCache) -> None:
-        old, self.hot = self.hot, hot
-        if old is not None and old.backing is not hot.backing:
-            old.backing.flush()
-
-    def drop_hot(self) -> None:
-        """Give the hot cache's segments arrays of their own and free the rest of it."""
-        if self.hot is not None:
-            self.hot.backing.flush()
-            self.hot = None
-
     def discard(self, row: Row) -> None:
-        """Drop the segments that read from this row's caches: what they hold cannot be trusted."""
+        """A step failed: drop the segments that read from this row's caches, which cannot be trusted any more."""
         self._release(row)
         if row.backing is not None and row.parent is not None:
             for segment in row.parent.path():
@@ -101,26 +150,53 @@ class Slots:
                     break
         row.backing = None
 
-    def drop_path(self, row: Row, why: str) -> None:
-        """Drop the whole stored path that the row resumed from."""
-        path = row.parent.path()
+    def drop_source(self, row: Row) -> None:
+        """Drop the stored path that the row resumed from, with everything that hangs on it."""
         self._release(row)
-        if path:
-            self.pool.drop(path[0], why)
+        if row.source is not None:
+            self.pool.drop(row.source.path()[0], "not finite")
+
+    def drop_own(self, row: Row) -> None:
+        """Drop what the row added to the pool."""
+        self._release(row)
+        if row.own is not None:
+            self.pool.drop(row.own, "not finite")
 
     def close(self, row: Row, error: ApiError | None) -> None:
         """Free everything the row holds and tell its consumer."""
-        self.pool.unreserve(self._reserved.pop(row, 0))
-        self._release(row)
-        if row.backing is not None and (self.hot is None or self.hot.backing is not row.backing):
-            row.backing.flush()
-        row.backing = None
-        row.caches = row.pending = None
-        if row.finish is not None and error is None:
-            row.end(self.remember)
-        else:
-            row.fail(error or engine_failed("The request was cancelled."))
+        try:
+            self._free(row)
+        except Exception:
+            _log.exception("request %s: not everything that it held could be freed", row.id)
+        try:
+            if row.finish is not None and error is None:
+                row.end(self.remember)
+        except Exception as failure:
+            _log.exception("request %s: its answer could not be ended", row.id)
+            error = engine_failed(f"The answer could not be ended: {failure}")
+        row.fail(error or engine_failed("The request was cancelled."))
         self._observer.ended(row, error)
+
+    def abort(self, rows: Iterable[Row], error: ApiError) -> None:
+        """End all these requests and give up everything stored: the engine will not go on."""
+        self.hot = None
+        for row in rows:
+            row.backing = None
+            try:
+                self.close(row, error)
+            except Exception:
+                _log.exception("request %s could not be ended", row.id)
+        self.pool.clear()
+
+    def _free(self, row: Row) -> None:
+        backing, row.backing = row.backing, None
+        row.caches, row.pending, row.parts = None, None, []
+        self._rows.discard(row)
+        self._reserve(row, 0)
+        self._release(row)
+        if backing is not None:
+            self._dissolve(backing)
+        self.settle()
 
     @staticmethod
     def _release(row: Row) -> None:

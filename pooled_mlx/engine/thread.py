@@ -16,66 +16,101 @@ _log = logging.getLogger("pooled.engine")
 
 Command = Callable[[Loop], None]
 
+_GOING_DOWN = "The server is shutting down."
+
+
+class EngineStopped(Exception):
+    """The engine was told to stop while it was still getting ready."""
+
 
 class EngineThread(threading.Thread):
-    """Runs `make_loop` and then its turns. Not a daemon: MLX aborts a process that exits under a live thread."""
+    """Runs `make_loop` and then its turns. Not a daemon: MLX aborts a process that exits under a live thread.
+
+    `on_ready` is called when the loop is made, `on_dead` at most once, when the thread ends without having been told to; both
+    on this thread, and both must return at once.
+    """
 
     def __init__(self, make_loop: Callable[[], Loop], on_ready: Callable[[], None], on_dead: Callable[[str], None]) -> None:
         super().__init__(name="pooled-engine")
         self._make_loop, self._on_ready, self._on_dead = make_loop, on_ready, on_dead
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._stopping = False
+        self._lock = threading.Lock()
+        self._over: ApiError | None = None
+        self.stopping = False
         self.loop: Loop | None = None
 
     def submit(self, row: Row) -> None:
-        """Queue a row."""
-        self._commands.put(lambda loop: loop.submit(row))
+        """Queue a row. Raises `ApiError` once the engine takes no more."""
+        with self._lock:
+            if self._over is not None:
+                raise self._over
+            self._commands.put(lambda loop: loop.submit(row))
 
     def wake(self) -> None:
         """Make an idle thread look around: something was cancelled."""
-        self._commands.put(lambda loop: None)
+        self.call(lambda loop: None)
 
     def call(self, command: Command) -> None:
-        """Run `command` on this thread between two turns."""
-        self._commands.put(command)
+        """Run `command` on this thread between two turns; not at all once the engine is over. What it raises is logged."""
+        with self._lock:
+            if self._over is None:
+                self._commands.put(command)
 
     def stop(self) -> None:
         """End every request with an error and leave. Returns at once; `join` waits."""
-        self._stopping = True
+        self.stopping = True
+        loop = self.loop
+        if loop is not None:
+            loop.hurried = True
         self._commands.put(None)
 
     def run(self) -> None:
         """The thread's life."""
+        reason = "the engine thread ended"
         try:
-            self._live()
-        finally:
+            reason = self._live()
+        except BaseException as error:  # also SystemExit: the listener must not outlive its engine unnoticed
+            _log.critical("the engine thread failed", exc_info=True)
+            reason = f"the engine thread failed: {error}"
+        self._end(reason)
+        try:
             finish_work()
+        except Exception:
+            _log.exception("MLX could not be left in order")
 
-    def _live(self) -> None:
+    def _live(self) -> str:
+        """Load and work until told to stop; returns why it ended."""
         try:
             loop = self._make_loop()
         except Exception as error:
-            if not self._stopping:
-                _log.exception("the model could not be loaded")
-                self._on_dead(str(error))
-            self._refuse(not_ready(f"The model could not be loaded: {error}"))
-            return
+            if not self.stopping:
+                _log.error("the model could not be loaded", exc_info=True)
+            return str(error) or type(error).__name__
         self.loop = loop
         self._on_ready()
         try:
-            while not self._stopping:
+            while not self.stopping:
                 if self._take_commands(loop, wait=not loop.busy):
                     loop.turn()
-            loop.abort(not_ready("The server is shutting down."))
         except EngineDead as error:
             _log.critical("%s", error)
-            loop.abort(engine_failed(f"The engine is dead: {error}"))
-            self._on_dead(str(error))
-        except Exception as error:
-            _log.critical("the engine thread failed", exc_info=True)
-            loop.abort(engine_failed(f"The engine is dead: {error}"))
-            self._on_dead(f"the engine thread failed: {error}")
-        self._refuse(not_ready("The server is shutting down."), loop)
+            return str(error)
+        return ""
+
+    def _end(self, reason: str) -> None:
+        """Say that the engine is over and give every request its error."""
+        error = not_ready(_GOING_DOWN) if self.stopping else engine_failed(f"The engine is dead: {reason}")
+        with self._lock:
+            self._over = error
+        if not self.stopping:  # first, so that nobody who reads of the error finds an engine that calls itself well
+            try:
+                self._on_dead(reason)
+            except Exception:
+                _log.exception("the end of the engine could not be reported")
+        loop, self.loop = self.loop, None
+        if loop is not None:
+            self._take_late(loop)
+            loop.abort(error)
 
     def _take_commands(self, loop: Loop, *, wait: bool) -> bool:
         """Run what was asked of the thread. False when it is told to stop."""
@@ -86,17 +121,21 @@ class EngineThread(threading.Thread):
                 return True
             if command is None:
                 return False
-            command(loop)
+            self._run(command, loop)
             wait = False
 
-    def _refuse(self, error: ApiError, loop: Loop | None = None) -> None:
-        """Answer what was queued too late."""
+    def _take_late(self, loop: Loop) -> None:
+        """Run what was asked just before the end."""
         while True:
             try:
                 command = self._commands.get_nowait()
             except queue.Empty:
-                break
-            if command is not None and loop is not None:
-                command(loop)
-        if loop is not None:
-            loop.abort(error)
+                return
+            if command is not None:
+                self._run(command, loop)
+
+    def _run(self, command: Command, loop: Loop) -> None:
+        try:
+            command(loop)
+        except Exception:
+            _log.exception("a command to the engine failed")

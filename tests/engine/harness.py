@@ -16,10 +16,10 @@ from pooled_mlx.engine.facts import Facts
 from pooled_mlx.engine.loop import Loop, LoopSettings
 from pooled_mlx.engine.mlx_backend import LoadedModel, mx
 from pooled_mlx.engine.pool import Pool
-from pooled_mlx.engine.prefill import divisible
 from pooled_mlx.engine.prompt import Prompt
 from pooled_mlx.engine.rows import EndReason, Row
 from pooled_mlx.engine.sampler import SamplingParameters
+from pooled_mlx.engine.segments import is_divisible
 
 _numbers = itertools.count()
 MOST_TURNS = 20_000
@@ -116,7 +116,7 @@ def make_loop(
 ) -> Loop:
     """A loop with its own pool."""
     rule = CutRule(step, spacing, min(minimum, step))
-    pool = Pool(budget, b"test", divisible=divisible(model), rule=rule)
+    pool = Pool(budget, b"test", divisible=is_divisible(model.make_cache()), rule=rule)
     return Loop(model, pool, rule, LoopSettings(**{"token_bytes": 1024, **settings}), Facts(), remember)
 
 
@@ -133,6 +133,18 @@ def drive(loop: Loop, arrivals: Mapping[int, Sequence[Row]], until: Callable[[],
         elif not waiting:
             return turn
     raise AssertionError(f"the loop was not done after {MOST_TURNS} turns")
+
+
+def assert_idle(loop: Loop) -> None:
+    """Nothing runs, and everything that was held for it has been given back."""
+    assert not loop.running
+    assert not loop.waiting
+    assert [segment for segment in loop.pool.segments() if segment.leases or segment.tips] == []
+    backings = {segment.data._backing for segment in loop.pool.segments()} - {None}  # type: ignore[attr-defined]
+    assert backings <= {loop.slots.hot.backing if loop.slots.hot is not None else None}
+    loop.slots.drop_hot()
+    assert loop.pool.reserved_bytes == 0
+    assert all(segment.data._backing is None for segment in loop.pool.segments())  # type: ignore[attr-defined]
 
 
 def run(loop: Loop, *rows: Row) -> None:

@@ -9,7 +9,7 @@ from pooled_mlx.core.errors import ErrorKind
 from pooled_mlx.core.events import Failed, Finished, Prefill, Queued, Text
 from pooled_mlx.engine.mlx_backend import LoadedModel, mx
 from pooled_mlx.engine.sampler import SamplingParameters
-from tests.engine.harness import drive, make_loop, make_row, run, solo_greedy
+from tests.engine.harness import assert_idle, drive, make_loop, make_row, run, solo_greedy
 from tests.tiny_models import ARCHITECTURES, tokens
 
 _models: dict[str, LoadedModel] = {}
@@ -123,9 +123,7 @@ def test_cancel_frees_everything_at_every_stage(model: LoadedModel, stage: str) 
     assert victim.prefilled_tokens == read
     assert len(victim.out) == made
     assert follower.out == solo_greedy(model, PROMPTS[2], 10)
-    assert not loop.running
-    assert loop.pool.reserved_bytes == 0
-    assert all(segment.leases == 0 for segment in loop.pool.segments())
+    assert_idle(loop)
 
 
 def test_a_cancelled_prefill_is_continued_by_the_retry(model: LoadedModel) -> None:
@@ -181,7 +179,7 @@ def test_a_fault_at_every_step_ends_each_request_once(model: LoadedModel) -> Non
         assert isinstance(end, Failed)
         assert end.error.kind is ErrorKind.ENGINE_FAILED
     assert turns < 40
-    assert loop.pool.reserved_bytes == 0
+    assert_idle(loop)
 
 
 def test_nan_logits_end_only_their_row(model: LoadedModel) -> None:
