@@ -47,14 +47,15 @@ class Ours:
     def seconds(self) -> float:
         """Seconds to the logits of the first token."""
         from pooled_mlx.engine.pool import Pool
-        from pooled_mlx.engine.prefill import Prefill, divisible
+        from pooled_mlx.engine.prefill import Prefill
+        from pooled_mlx.engine.segments import is_divisible
         from tests.engine.harness import make_row
 
         row = make_row(self._prompt.ids, 1, self._prompt.boundaries, system_end=self._prompt.system_end)
-        pool = Pool(1 << 34, b"benchmark", divisible=divisible(self._model), rule=self._rule)
+        pool = Pool(1 << 34, b"benchmark", divisible=is_divisible(self._model.make_cache()), rule=self._rule)
         began = time.perf_counter()
         prefill = Prefill(self._model, pool, self._rule, row)
-        prefill.restore(None)
+        prefill.restore()
         while not prefill.piece():
             pass
         return time.perf_counter() - began
