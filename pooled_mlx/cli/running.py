@@ -26,6 +26,7 @@ from pooled_mlx.core.ports import Engine
 from pooled_mlx.engine.memory import DeviceFacts
 from pooled_mlx.engine.replay_script import ReplayScript
 from pooled_mlx.mac.power import power_guard
+from pooled_mlx.mac.pressure import PressureWatch, system_pressure
 from pooled_mlx.metrics import METRICS_CONTENT_TYPE, Metrics, RequestWatch, render_metrics
 from pooled_mlx.page import page_html
 from pooled_mlx.server.app import create_app
@@ -68,6 +69,7 @@ class Server:
         self._was_ready = False
         self._port = server_settings.port
         self._agents: list[dict[str, str]] = []
+        self._pressure: PressureWatch | None = None
 
     async def run(self, sockets: Sequence[Any]) -> int:
         """Serve until asked to stop; returns the exit code. Raises what made the start impossible."""
@@ -94,6 +96,8 @@ class Server:
         loader.join(_STOP_SECONDS)
         if self._room is not None:
             self._room.stop()
+        if self._pressure is not None:
+            self._pressure.close()
         self._awake.close()
 
     # --- on the start thread
@@ -132,6 +136,8 @@ class Server:
         if not self._room.wait_ready():
             return
         self._was_ready = True
+        self._pressure = PressureWatch(system_pressure(), lambda share, level: self._room.set_pool_share(share), warn=_log.info)
+        self._pressure.start()
         _log.info("serving %s on port %s", self._starting.model.public_id, port)
         if not (settings.quiet or settings.json_log or settings.service):
             print(banner(self._server_settings, port, self._room), flush=True)

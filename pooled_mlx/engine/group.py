@@ -23,6 +23,9 @@ Pending = tuple[mx.array, mx.array]
 
 _SCRIPT_BIAS = 1e4
 _BITS = 32
+_ALL = np.uint32(0xFFFFFFFF)
+_MOST_WRITTEN = 4096
+"""Tokens that are shut out one by one; for more, every token gets a flag."""
 
 
 def batchable(caches: Sequence[Any]) -> bool:
@@ -171,7 +174,7 @@ class DecodeGroup:
         forced = {index: row.forced.pop(0) for index, row in enumerate(rows) if row.forced and not after_pending}
         words = self._masks(logits.shape[-1], rows, forced) if not after_pending else None
         if words is not None:
-            chosen = self._sampler.draw_masked(logits, positions, _allowed(words, logits.shape[-1]))
+            chosen = self._sampler.draw_masked(logits, positions, _masked(logits, words))
         else:
             chosen = self._sampler.draw(logits, positions)
         if forced:
@@ -215,10 +218,25 @@ class DecodeGroup:
         return logits
 
 
-def _allowed(words: np.ndarray, width: int) -> mx.array:
-    """Unpack bit words `[batch, words]` into flags `[batch, width]`."""
+def _masked(logits: mx.array, words: np.ndarray) -> mx.array:
+    """Logits `[batch, vocab]` with -inf wherever the bit words `[batch, words]` have no bit.
+
+    In free text nearly everything is allowed: then only the few others are written, instead of a flag for every token.
+    """
+    width = logits.shape[-1]
+    rows, places = np.nonzero(words != _ALL)
+    if len(rows) * _BITS <= _MOST_WRITTEN:
+        shut = (words[rows, places][:, None] >> np.arange(_BITS, dtype=np.uint32)) & 1 == 0
+        ids = (places[:, None] * _BITS + np.arange(_BITS))[shut]
+        batch = np.repeat(rows, shut.sum(axis=1))
+        inside = ids < width
+        if not inside.any():
+            return logits
+        masked = mx.array(logits)
+        masked[mx.array(batch[inside]), mx.array(ids[inside])] = -mx.inf
+        return masked
     bits = (mx.array(words)[..., None] >> mx.arange(_BITS, dtype=mx.uint32)) & 1
-    return bits.reshape(words.shape[0], -1)[:, :width].astype(mx.bool_)
+    return mx.where(bits.reshape(words.shape[0], -1)[:, :width].astype(mx.bool_), logits, -mx.inf)
 
 
 def _add_at(logits: mx.array, row: int, tokens: Sequence[int], value: float) -> mx.array:

@@ -356,8 +356,9 @@ class Room:
         return self._tokens.bytes_for(ids).decode("utf-8", "replace")
 
     def _remember(self, row: Row) -> None:
-        """Keep the ids of an answer that a client may send back. One cut by a stop string reads otherwise there."""
-        if row.answer.stop is not None:
+        """Keep the ids of an answer that a client may send back. One cut by a stop string reads otherwise there,
+        and without a known start of the answer nothing can be put in its place."""
+        if row.answer.stop is not None or row.prompt.head == 0:
             return
         text, reasoning, calls = row.answer.parsed()
         prompt = row.prompt

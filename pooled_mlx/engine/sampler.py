@@ -90,14 +90,13 @@ class BatchSampler:
         drawn = self._pick(ids, values, alive, positions)
         return mx.where(self._greedy, best, drawn)
 
-    def draw_masked(self, logits: mx.array, positions: Sequence[int], allowed: mx.array) -> mx.array:
-        """As `draw`, restricted to `allowed` `[batch, vocab]` (bool, at least one true in each row)."""
-        masked = mx.where(allowed, logits, -mx.inf)
+    def draw_masked(self, logits: mx.array, positions: Sequence[int], masked: mx.array) -> mx.array:
+        """As `draw`, restricted: `masked` are the logits with -inf at what is not allowed, something left in each row."""
         best = mx.argmax(masked, axis=-1)
         if self.all_greedy:
             return best
         ids, values, alive = self._candidates(logits)
-        alive = alive & mx.take_along_axis(allowed, ids, axis=-1)
+        alive = alive & (mx.take_along_axis(masked, ids, axis=-1) > -mx.inf)
         late_ids, late_values, late_alive = self._candidates(masked)
         none_left = ~mx.any(alive, axis=-1, keepdims=True)
         ids = mx.where(none_left, late_ids, ids)

@@ -59,7 +59,8 @@ def strict(model: LoadedModel, ids: np.ndarray, constraint: Constraint, rule: Sa
             words = np.zeros(BYTES.mask_words, np.uint32)
             constraint.fill_mask(words)
             allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[:VOCAB].astype(bool)
-            token = int(sampler.draw_masked(logits, [len(out)], mx.array(allowed)[None]).item())
+            masked = mx.where(mx.array(allowed)[None], logits, -mx.inf)
+            token = int(sampler.draw_masked(logits, [len(out)], masked).item())
         out.append(token)
         if token == EOS:
             break
