@@ -32,7 +32,6 @@ LEAST_CONTEXT_LEFT = 32
 _CHARACTERS_PER_TOKEN = 8
 """No tokenizer served here makes text shorter than this on average; longer text is refused before it is tokenized."""
 _FORCED_THINKING_TOKENS = 4096
-_CLOSE_THINKING = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Admission:
         self._card, self._builder, self._format, self._table = card, builder, chat_format, table
         self._grammars, self._script, self._seed = grammars, script, seed
         ids = {name: index for index, name in table.name_of_added.items()}
-        self._close_thinking_id = ids.get(_CLOSE_THINKING)
+        self._close_thinking_id = ids.get(chat_format.end_of_thought or "")
 
     def count(self, request: Request) -> int:
         """The exact prompt length. Raises `ApiError` for what cannot be rendered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -9,6 +10,8 @@ from typing import Any
 
 from pooled_mlx.core.errors import ApiError
 from pooled_mlx.engine.rows import Row
+
+_log = logging.getLogger("pooled.engine")
 
 _RECENT = 50
 _RATE_SECONDS = 300
@@ -24,6 +27,7 @@ class Facts:
         self._per_second: deque[tuple[int, int]] = deque(maxlen=_RATE_SECONDS)
         self.served = 0
         self.failed = 0
+        self.repairs = 0
         self.began = time.monotonic()
 
     # --- the loop's side
@@ -68,7 +72,10 @@ class Facts:
             "finish": error.kind.name.lower() if error else "cancelled" if cancelled else row.finish,
             "why": row.cache_note,
         }
+        for note in row.answer.notes:
+            _log.warning("request %s: the model wrote a call in the wrong place or shape: %s", row.id, note)
         with self._lock:
+            self.repairs += len(row.answer.notes)
             self._live.pop(row.id, None)
             self._recent.append(record)
             if error is not None:

@@ -305,6 +305,7 @@ class Room:
             "running": running,
             "served": self._facts.served,
             "failed": self._facts.failed,
+            "repairs": self._facts.repairs,
             "uptime_seconds": round(time.monotonic() - self._facts.began, 1),
             "requests": self._facts.requests(),
             "recent": self._facts.recent(),

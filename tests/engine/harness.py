@@ -31,6 +31,7 @@ class PlainAnswer:
     stop: str | None = None
     in_reasoning = False
     reasoning_tokens = 0
+    notes: tuple[str, ...] = ()
 
     def feed(self, token: int) -> list[Event]:
         return [Text(f"{token} ")]
