@@ -63,9 +63,9 @@ def run(values: Any) -> Iterator[Result]:
         for label, bar in BARS.items():
             request = _request(tool_set(label))
             yield at_most(f"{name}, {label}", min(_times(tokenizer, name, request, values.runs)), bar, " ms")
-            again = _seen(tokenizer, name, [request] * 3 * values.runs)
+            again = _seen(tokenizer, name, request, [request] * 3 * values.runs)
             yield at_most(f"{name}, {label}, seen before", min(again), SEEN_BAR, " ms")
-            anew = _seen(tokenizer, name, [copy.deepcopy(request) for _ in range(values.runs)])
+            anew = _seen(tokenizer, name, request, [copy.deepcopy(request) for _ in range(values.runs)])
             yield measured(f"{name}, {label}, seen before, in another body", min(anew), " ms")
         for client, tools in _agents().items():
             yield measured(f"{name}, {client}", min(_times(tokenizer, name, _request(tools), values.runs)), " ms")
@@ -91,13 +91,13 @@ def _times(tokenizer: GrammarTokenizer, name: str, request: Request, runs: int) 
     return found
 
 
-def _seen(tokenizer: GrammarTokenizer, name: str, requests: Sequence[Request]) -> list[float]:
-    """Milliseconds for requests that ask what was asked before.
+def _seen(tokenizer: GrammarTokenizer, name: str, first: Request, requests: Sequence[Request]) -> list[float]:
+    """Milliseconds for requests that ask what `first` asked before.
 
     The prompt's side knows a tool set again and gives the same objects; objects out of another body must be read to be known.
     """
     chat_format, compiler = chat_formats.get(name), Compiler(tokenizer, deadline_seconds=120)
-    answer_grammar(requests[0], chat_format, compiler)
+    answer_grammar(first, chat_format, compiler)
     found = []
     for request in requests:
         began = time.perf_counter()

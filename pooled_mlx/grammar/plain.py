@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pooled_mlx.grammar import lint
 from pooled_mlx.grammar.keywords import KEYWORDS, TYPES
+from pooled_mlx.grammar.nodes import KINDS, kind_of, kinds_of
 
 _MOST_NODES = 200
 _PARTS = frozenset({"items", "additionalProperties"})
@@ -90,3 +92,33 @@ def _strip(schema: Any, depth: int, nodes: list[int]) -> dict[str, Any] | bool:
         elif value:
             found[key] = list(dict.fromkeys(value))
     return found or True
+
+
+_RANGES = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum"))
+_SIMPLE = frozenset(
+    {"type", "items", "properties", "required", "additionalProperties", *(key for pair in _RANGES for key in pair)}
+)
+
+
+def surely_met(node: Mapping[str, Any] | bool) -> bool:
+    """True for a lowered schema that some value is certain to meet, as can be seen without looking into expressions.
+
+    The engine leaves out an optional property that nothing meets when it sees the whole object; seen alone it is an error.
+    """
+    if isinstance(node, bool):
+        return node
+    listed = [node["const"]] if "const" in node else node.get("enum")
+    if listed is not None:
+        kinds = kinds_of(node["type"]) if "type" in node else KINDS
+        return node.keys() <= {"const", "enum", "type"} and any(kind_of(value) in kinds for value in listed)
+    if node.keys() == {"anyOf"}:
+        return any(map(surely_met, node["anyOf"]))
+    if not node.keys() <= _SIMPLE:
+        return False
+    for low, high in _RANGES:
+        if low in node and high in node and math.ceil(node[low]) > node[high]:
+            return False
+    if node.get("minItems", 0) > 0 and not surely_met(node.get("items", True)):
+        return False
+    properties, rest = node.get("properties", {}), node.get("additionalProperties", True)
+    return all(surely_met(properties.get(name, rest)) for name in node.get("required", ()))

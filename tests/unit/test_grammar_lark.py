@@ -141,3 +141,67 @@ def test_a_lowered_schema_is_taken_as_it_is() -> None:
     lark = LarkBuilder({})
     assert lark.lowered(lower(CITY, strict=True)) == lark.json(CITY, "")
     assert lark.unenforced == []
+
+
+OBJECTS = [
+    # properties, required, in which orders and choices they may come
+    ("abc", "ab", ["ab", "abc"], ["", "a", "ba", "ac", "abcc"]),
+    ("abc", "", ["", "a", "b", "c", "ab", "ac", "bc", "abc"], ["ba", "cc"]),
+    ("abc", "c", ["c", "ac", "bc", "abc"], ["", "ab", "ca"]),
+    ("abcde", "d", ["d", "ad", "bd", "cde", "abcde", "de"], ["", "e", "abc", "ed"]),
+    ("", "", [""], ["a"]),
+]
+
+
+@pytest.mark.parametrize(("names", "required", "good", "bad"), OBJECTS)
+def test_objects_of_listed_properties_become_rules(names: str, required: str, good: list[str], bad: list[str]) -> None:
+    lark = LarkBuilder({})
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in names},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    rule = lark.json(schema, "")
+    assert rule.startswith("object")
+    grammar = lark.build(rule)
+
+    def written(given: str) -> str:
+        return "{" + ", ".join(f'"{name}": {index}' for index, name in enumerate(given)) + "}"
+
+    assert [given for given in good if not accepts(grammar, written(given))] == []
+    assert [given for given in bad if accepts(grammar, written(given))] == []
+
+
+def test_equal_properties_of_different_objects_share_one_rule() -> None:
+    lark = LarkBuilder({})
+    closed = {"type": "object", "additionalProperties": False}
+    lark.json({**closed, "properties": {"a": {"type": "string", "maxLength": 9}}}, "")
+    lark.json({**closed, "properties": {"b": {"type": "string", "maxLength": 9, "description": "x"}}}, "")
+    assert lark.build("").count("maxLength") == 1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "string", "minLength": 3, "maxLength": 2},
+        {"type": "integer", "minimum": 0.2, "maximum": 0.8},
+        {"allOf": [{"type": "string"}, {"type": "integer"}]},
+        {"type": "string", "enum": [1]},
+        {"type": "array", "items": {"enum": []}, "minItems": 1},
+        {"type": "object", "properties": {"b": {"type": "string", "pattern": "^[^\\s\\S]$"}}, "required": ["b"]},
+    ],
+)
+def test_a_property_that_nothing_meets_is_left_out_and_breaks_nothing(part: dict[str, object]) -> None:
+    lark = LarkBuilder({})
+    schema = {"type": "object", "properties": {"a": part, "z": {"type": "integer"}}, "additionalProperties": False}
+    grammar = lark.build(lark.json(schema, ""))
+    assert accepts(grammar, '{"z": 1}')
+    assert not accepts(grammar, '{"a": 1}')
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "größe", "🙂", "a\nb", "%{x}"])
+def test_any_name_of_a_property(name: str) -> None:
+    lark = LarkBuilder({})
+    schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name], "additionalProperties": False}
+    assert accepts(lark.build(lark.json(schema, "")), json.dumps({name: 1}, ensure_ascii=False))
