@@ -273,6 +273,8 @@ class Lowering:
 
 
 def _drop_last(node: dict[str, Any]) -> None:
-    node["allOf"].pop()
-    if not node["allOf"]:
-        del node["allOf"]
+    parts = node.get("allOf")
+    if parts:
+        parts.pop()
+    if not parts:
+        node.pop("allOf", None)

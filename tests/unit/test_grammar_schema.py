@@ -360,3 +360,14 @@ def test_nothing_false_follows_from_what_is_not_held() -> None:
 def test_a_lowered_schema_is_plain_json() -> None:
     lowered = lower({"not": {"const": 1}, "oneOf": [{"type": "integer"}, {"type": "string"}]}, strict=True)
     assert json.loads(json.dumps(lowered.schema)) == lowered.schema
+
+
+def test_a_part_that_stays_refused_when_all_of_it_is_dropped() -> None:
+    # a reference with siblings to itself: the engine refuses it whatever is taken out beside it
+    schema = {
+        "type": "array",
+        "anyOf": [{"$ref": "#"}, {"type": "number", "anyOf": [True, {"minimum": 3, "oneOf": [{}, {}]}]}],
+        "dependentRequired": {"a": ["a"]},
+        "properties": {"b": {"allOf": [{"type": "object", "minItems": 3}], "required": ["c", "b"]}},
+    }
+    assert "cannot be compiled: circular references" in error_of(schema, strict=False).message
