@@ -92,7 +92,7 @@ def loosened(schema: Any) -> Any:
         elif key not in _VALUES:
             value = loosened(value)
         result[key] = value
-    if isinstance(result.get("oneOf"), list):
+    if isinstance(result.get("oneOf"), list) and isinstance(result.get("allOf", []), list):
         branches = result.pop("oneOf")
         if "anyOf" in result:
             result["allOf"] = [*result.get("allOf", ()), {"anyOf": branches}]
@@ -143,7 +143,7 @@ def only_types(schema: Any, root: object, types: frozenset[str]) -> Any:
     named = result.get("type")
     if named is not None or not any(word in result for word in ("anyOf", "oneOf", "enum", "const")):
         listed = named if isinstance(named, list) else [named] if named else sorted(types)
-        kept = [kind for kind in listed if kind in types]
+        kept = [kind for kind in listed if isinstance(kind, str) and kind in types]
         if not kept:
             return None
         result["type"] = kept if len(kept) > 1 else kept[0]
@@ -254,7 +254,8 @@ def _shape(schema: object, root: object, depth: int) -> Shape | None:
 
 def _by_type(schema: Mapping[str, Any]) -> Shape | None:
     named = schema.get("type")
-    types = frozenset(kind for kind in (named if isinstance(named, list) else [named]) if kind in ALL_TYPES)
+    listed = named if isinstance(named, list) else [named]
+    types = frozenset(kind for kind in listed if isinstance(kind, str) and kind in ALL_TYPES)
     if not types:
         return None
     ruled = set(schema) - _ANNOTATIONS

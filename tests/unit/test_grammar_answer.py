@@ -224,6 +224,9 @@ def test_a_broken_format_is_refused_also_where_calls_are_forced() -> None:
 
 ODD: tuple[tuple[str, Any], ...] = (
     ("objekt", {"type": "object", "properties": {"a": {"type": "objekt"}}}),
+    ("listed", {"type": "object", "properties": {"a": {"type": ["string", {"type": "null"}]}}}),
+    ("types", {"type": "object", "properties": {"a": {"type": {"enum": ["string"]}}}}),
+    ("parts", {"type": "object", "allOf": None, "oneOf": [{"required": ["a"]}], "anyOf": [{"properties": {"a": {}}}]}),
     ("missing", {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}}),
     ("enum", {"type": "object", "properties": {"a": {"enum": list(range(1001))}}}),
     ("multiple", {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 999983}}}),
