@@ -153,7 +153,7 @@ class Lowering:
         """A superset of the kinds that the schema around a keyword leaves."""
         found = KINDS
         types = schema.get("type")
-        if isinstance(types, str | list):
+        if isinstance(types, str) or (isinstance(types, list) and all(isinstance(name, str) for name in types)):
             found = kinds_of(types)
         if isinstance(schema.get("enum"), list):
             found &= frozenset(map(kind_of, schema["enum"]))

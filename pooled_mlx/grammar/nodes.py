@@ -47,7 +47,7 @@ def kind_of(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
-        return "integer" if value == int(value) else "fraction"
+        return "integer" if isinstance(value, int) or value.is_integer() else "fraction"
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 

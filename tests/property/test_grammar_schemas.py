@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pooled_mlx.grammar.errors import SchemaError
+from pooled_mlx.grammar.keywords import KEYWORDS
 from pooled_mlx.grammar.match import Constraint
 from pooled_mlx.grammar.patterns import PatternError, none_of, translate
 from pooled_mlx.grammar.schema import lower
@@ -183,6 +184,38 @@ def test_what_is_dropped_never_refuses_a_valid_value(seed: int) -> None:
             if is_valid(validator, value) and few_names(value):
                 assert judge.accepts_somehow(value), (schema, value)
     assert looked_at > 5
+
+
+GARBAGE: list[Any] = [
+    *(None, True, False, 0, -1, 1.5, float("inf"), float("nan"), 10**30, "", "x", "#", "#/a/b", "(", [], [1], [[]], [{}], {}),
+    *({"a": 1}, {"$ref": "#"}, {"type": []}, {"": {}}, ["a", 1]),
+]
+
+
+def damaged(rnd: random.Random, schema: Any) -> Any:
+    """The schema with some parts replaced by things that do not belong there."""
+    if rnd.random() < 0.15:
+        return rnd.choice(GARBAGE)
+    if isinstance(schema, dict):
+        result = {key: damaged(rnd, value) if rnd.random() < 0.4 else value for key, value in schema.items()}
+        if rnd.random() < 0.3:
+            result[rnd.choice([*KEYWORDS, "$defs", "$id", "$anchor", "$schema", "then", "maxContains"])] = rnd.choice(GARBAGE)
+        return result
+    return [damaged(rnd, item) for item in schema] if isinstance(schema, list) else schema
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_schemas_are_lowered_or_refused_and_nothing_else(seed: int) -> None:
+    source = Schemas(2000 + seed)
+    refused = 0
+    for _ in range(250):
+        schema = damaged(source.rnd, source.schema())
+        for options in ({"strict": True}, {"strict": False}, {"strict": False, "tool": True}):
+            try:
+                lower(schema, **options)
+            except SchemaError:
+                refused += 1
+    assert 100 < refused < 750
 
 
 PIECES = [

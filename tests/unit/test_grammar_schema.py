@@ -40,6 +40,7 @@ def check(schema: Any, good: list[Any], bad: list[Any]) -> None:
         ({"type": 5}, "/type", "type"),
         ({"type": []}, "/type", "type"),
         ({"type": ["string", "any"]}, "/type", "type"),
+        ({"not": {"const": 1}, "type": [{}]}, "/type", "type"),
         ({"properties": []}, "/properties", "properties"),
         ({"required": "a"}, "/required", "required"),
         ({"required": [1]}, "/required", "required"),
@@ -195,6 +196,11 @@ def test_values_that_cannot_be_spelled_exactly_are_named(value: Any) -> None:
 @pytest.mark.parametrize("value", [0, -5, 2**53, -(2**53), 0.1, 1.5, "é日本🙂", 'a"b\\', {"b": [1, None], "a": {}}])
 def test_values_are_forced_exactly(value: Any) -> None:
     check({"const": value}, [value], [None, "x", 7])
+
+
+def test_a_condition_on_an_infinite_number() -> None:
+    schema = {"enum": [1, float("inf")], "not": {"const": 1}}
+    assert [item.keyword for item in lower(schema, strict=False).unenforced] == ["enum"]
 
 
 def test_values_nested_too_deep_are_named() -> None:
