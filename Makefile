@@ -9,13 +9,14 @@ VENV ?= .venv
 export VENV
 BIN = $(VENV)/bin
 
-.PHONY: help serve test check format bench soak agents setup docs wheel clean
+.PHONY: help serve test check format fuzz bench soak agents setup docs wheel clean
 
 help:
 	@echo "make serve   set up and serve the embedded model (MODEL=..., ARGS=...)"
 	@echo "make test    set up and run the whole test suite (ARGS=... goes to pytest)"
 	@echo "make check   formatting, lint and types"
 	@echo "make format  apply the formatting and the safe lint fixes"
+	@echo "make fuzz    5,000 broken requests each to a fake engine and to a small room"
 	@echo "make bench   the benchmarks that docs/benchmarks.md reports"
 	@echo "make soak    the long endurance test"
 	@echo "make agents  install real coding agents into build/agents and run them against scripted answers"
@@ -43,6 +44,10 @@ format:
 	@sh scripts/setup.sh dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+fuzz:
+	@sh scripts/setup.sh dev
+	@exec $(BIN)/python -m scripts.fuzz $(ARGS)
 
 bench:
 	@sh scripts/setup.sh dev
