@@ -11,6 +11,7 @@ import ctypes.util
 import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -106,7 +107,8 @@ def finish_work() -> None:
     ended thread makes the process abort at its exit.
     """
     mx.synchronize()
-    mx.clear_streams()
+    if threading.current_thread() is not threading.main_thread():  # that one's streams end with the process
+        mx.clear_streams()
 
 
 def set_limits(*, memory_bytes: int | None, cache_bytes: int | None, wired_bytes: int | None) -> None:

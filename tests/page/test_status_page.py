@@ -308,7 +308,11 @@ def test_settings_for_agents_are_shown_and_copied(page: Tab, stub: StubServer, b
 
 
 def test_details(page: Tab) -> None:
-    page.click("#details summary")
+    page.wait("document.querySelectorAll('#facts dd').length > 0")
+    for _ in range(3):  # what is drawn above may move it away from under the pointer
+        page.click("#details summary")
+        if page.run("document.querySelector('#details details').open"):
+            break
     facts = page.text("#facts").replace("\n", " ")
     assert "Model id pooled/qwen3.6-35b-moe" in facts
     assert "Sampling temperature 0.7, top_k 20" in facts
