@@ -161,7 +161,13 @@ class _Parameters(ParameterRules):
 
     def __init__(self, spec: AnswerSpec, lark: GrammarBuilder) -> None:
         self._by_token = END_VALUE in spec.markers
-        super().__init__(spec, lark, end=rules.tag(spec, lark, END_CALL), close=f'{rules.tag(spec, lark, END_VALUE)} "\\n"?')
+        super().__init__(
+            spec,
+            lark,
+            end=rules.tag(spec, lark, END_CALL),
+            close=f'{rules.tag(spec, lark, END_VALUE)} "\\n"?',
+            tag="" if self._by_token else END_VALUE,
+        )
 
     def _opened(self, name: str) -> str:
         key, end_key, value, _ = (rules.tag(self.spec, self.lark, tag) for tag in INNER_TAGS)

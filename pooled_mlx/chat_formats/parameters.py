@@ -11,6 +11,7 @@ from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
 from pooled_mlx.chat_formats.raw_values import text_branches
 from pooled_mlx.chat_formats.schemas import condition, only_types, parameters_of, part_of, requirement, shape_of
 from pooled_mlx.core.request import Tool
+from pooled_mlx.grammar.closing import runs_on
 from pooled_mlx.grammar.errors import Unenforced
 from pooled_mlx.grammar.lark import SELF, SchemaError
 
@@ -27,14 +28,16 @@ Value = tuple[str, bool]
 class ParameterRules(ABC):
     """Parameters in any order, each once, the required ones always, every value of its schema's type.
 
-    A format says how its tags look. `end` closes the call behind the last parameter, `close` a value.
+    A format says how its tags look. `end` closes the call behind the last parameter, `close` a value. `tag` is the text that
+    closes a value, "" where that is a token of its own, which no text can be taken for.
     """
 
-    def __init__(self, spec: AnswerSpec, lark: GrammarBuilder, *, end: str, close: str) -> None:
+    def __init__(self, spec: AnswerSpec, lark: GrammarBuilder, *, end: str, close: str, tag: str) -> None:
         self.spec = spec
         self.lark = lark
         self.end = end
         self.close = close
+        self.tag = tag
         self._known: dict[str, str] = {}
 
     @abstractmethod
@@ -116,6 +119,8 @@ class ParameterRules(ABC):
         if tool.name in self.spec.degraded:
             return [(self.raw(""), True)] if shape.maybe_text else [self._json({"type": sorted(shape.types)}, where)]
         if tool.custom and tool.grammar is not None and tool.grammar.syntax == "lark":
+            if self.tag and runs_on(tool.grammar.definition, self.tag):
+                raise SchemaError("", "grammar", "its texts run on into the tag that closes them, so that no call could end")
             return [(f"%lark {{\n{tool.grammar.definition}\n}} {self.close}", False)]
         bodies: list[Value] = []
         written_as_json = shape.json_types

@@ -242,7 +242,8 @@ class _Parameters(ParameterRules):
     """Parameters in any order, raw values ended by the rule of `xml_values`."""
 
     def __init__(self, spec: AnswerSpec, lark: GrammarBuilder) -> None:
-        super().__init__(spec, lark, end=lark.text("\n" + END_FUNCTION) + ' "\\n"', close=lark.text("\n" + END_PARAMETER))
+        tag = "\n" + END_PARAMETER
+        super().__init__(spec, lark, end=lark.text("\n" + END_FUNCTION) + ' "\\n"', close=lark.text(tag), tag=tag)
 
     def head(self, name: str) -> str:
         """The opening tag of a parameter."""

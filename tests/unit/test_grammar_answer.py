@@ -321,6 +321,10 @@ def test_a_custom_tool_with_a_regular_expression(definition: str) -> None:
     assert not takes(grammar, call("raw", '{"input": "ab"}'))
 
 
+def wrapped(text: str, name: str = "apply_patch") -> str:
+    return f"<tool_call>\n<function={name}>\n<parameter=input>\n{text}\n</parameter>\n</function>\n</tool_call>"
+
+
 PATCH = """start: begin_patch hunk+ end_patch
 begin_patch: "*** Begin Patch" LF
 end_patch: "*** End Patch" LF?
@@ -339,11 +343,43 @@ def test_a_custom_tool_with_a_lark_grammar() -> None:
     assert grammar.warnings == ()
     patch = "*** Begin Patch\n*** Add File: a.py\n+x = 1\n+\n*** End Patch"
 
-    def wrapped(text: str) -> str:
-        return f"<tool_call>\n<function=apply_patch>\n<parameter=input>\n{text}\n</parameter>\n</function>\n</tool_call>"
-
     assert takes(grammar, wrapped(patch))
     assert not takes(grammar, wrapped("*** Begin Patch\nx\n*** End Patch"))
+
+
+@pytest.mark.parametrize(
+    ("definition", "text"),
+    [
+        ("start: /.+/s", "a\nb"),
+        ("start: /(.|\\n)+/", "a"),
+        ("start: /SELECT (?s:.*);/", "SELECT 1;"),
+        ("start: line+\nline: /[^<]+/", "a"),
+        ('start: "a" | "b" /[a-z<>\\/\\n]+/', "bx"),
+    ],
+)
+def test_a_lark_grammar_that_runs_on_into_the_closing_tag_is_named(definition: str, text: str) -> None:
+    tool = Tool("raw", custom=True, grammar=CustomGrammar("lark", definition))
+    grammar = made(request(tools=(tool, WEATHER)), XML)
+    assert takes(grammar, wrapped(text, "raw"))
+    (warning,) = grammar.warnings
+    assert "tool 'raw'" in warning
+    assert "run on into the tag" in warning
+
+
+@pytest.mark.parametrize(
+    ("definition", "text"),
+    [
+        ("start: /[^\\n]+/", "a</parameter>"),
+        ("start: /.+/", "a"),
+        ('start: (LINE NL)* LINE\nLINE: /[^\\n]+/\nNL: "\\n"', "a\nb"),
+        ("start: WORD+\nWORD: /\\s*\\S+/", "a b"),
+        ("start: line+\nline: /[^\\n]*\\n/", "a\n"),
+    ],
+)
+def test_a_lark_grammar_that_ends_before_the_closing_tag_is_held(definition: str, text: str) -> None:
+    grammar = made(request(tools=(Tool("raw", custom=True, grammar=CustomGrammar("lark", definition)),)), XML)
+    assert grammar.warnings == ()
+    assert takes(grammar, wrapped(text, "raw"))
 
 
 @pytest.mark.parametrize(
