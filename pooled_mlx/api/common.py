@@ -281,7 +281,7 @@ def check_turns(turns: Sequence[Turn], tools: Iterable[Tool], param: str) -> Non
     characters += sum(len(tool.description) for tool in tools)
     if characters > MAX_TEXT_CHARACTERS:
         raise bad_request(
-            f"The request holds {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed.",
+            f"prompt is too long: it has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed.",
             param,
             "context_length_exceeded",
         )

@@ -45,6 +45,13 @@ def test_the_smallest_body() -> None:
     assert parsed(stream=True).stream is True
 
 
+def test_too_much_text_is_told_in_the_words_that_clients_compact_on() -> None:
+    error = refused(messages=[{"role": "user", "content": "x" * 4_000_001}])
+    assert error.message.startswith("prompt is too long: ")
+    assert "4000001 characters" in error.message
+    assert error.code == "context_length_exceeded"
+
+
 def test_string_and_blocks_are_the_same() -> None:
     blocks = [{"type": "text", "text": "h", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "i"}]
     assert parse(messages=[{"role": "user", "content": blocks}]) == parse()
