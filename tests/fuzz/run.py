@@ -20,7 +20,7 @@ from pooled_mlx.core.ports import Prepared
 from pooled_mlx.core.request import Request
 from tests.clients.apis import three_apis
 from tests.fakes import FakeEngine, FakeGeneration
-from tests.fuzz.cases import CHAT, COUNTS, Case, continue_from, make_case, whole_bodies
+from tests.fuzz.cases import CHAT, COUNTS, RESPONSES, Case, continue_from, make_case, whole_bodies
 from tests.fuzz.checks import Wrong, check, need
 
 ANSWER_SECONDS = 60.0
@@ -99,6 +99,7 @@ async def _send(http: httpx.AsyncClient, case: Case, report: Report) -> None:
             if answer is not None:
                 _judge(case, answer, report)
                 await _compare_count(http, case, answer)
+                await _read_back(http, case, answer)
             else:
                 report.statuses["left"] += 1
     except TimeoutError:
@@ -147,6 +148,20 @@ async def _compare_count(http: httpx.AsyncClient, case: Case, answer: httpx.Resp
     need(counted.status_code == 200, f"answered, but not counted: {counted.text[:300]}")
     taken = usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
     need(counted.json()["input_tokens"] == taken, f"counted {counted.json()['input_tokens']} tokens, took {taken}")
+
+
+async def _read_back(http: httpx.AsyncClient, case: Case, answer: httpx.Response) -> None:
+    """A response that was stored is there as it was given, and so is its input, whatever that holds."""
+    if case.endpoint != RESPONSES or answer.status_code != 200 or answer.headers["content-type"] != "application/json":
+        return
+    body = answer.json()
+    stored = await http.get(f"{RESPONSES}/{body['id']}")
+    if body["store"]:
+        need(stored.json() == body, f"read back: {stored.status_code} {stored.text[:300]}")
+        items = await http.get(f"{RESPONSES}/{body['id']}/input_items", params={"limit": 100})
+        need(items.status_code == 200 and items.json()["data"], f"its input: {items.status_code} {items.text[:300]}")
+    else:
+        need(stored.status_code == 404, f"not stored, but there: {stored.status_code}")
 
 
 async def _check_idle(http: httpx.AsyncClient, report: Report) -> None:
