@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from pooled_mlx.core.errors import bad_request
@@ -11,9 +12,24 @@ from pooled_mlx.core.errors import bad_request
 MAX_DEPTH = 200
 """Arrays and objects inside each other. Deeper bodies would exhaust the stack of whatever walks them later."""
 
+_HEX = "[0-9a-fA-F]"
+_HIGH, _LOW = rf"[dD][89abAB]{_HEX}{{2}}", rf"[dD][c-fC-F]{_HEX}{{2}}"
+_LONE = re.compile(rf"\\u(?:{_HIGH}(?!\\u{_LOW})|{_LOW}(?<!\\u{_HIGH}\\u{_LOW}))".encode())
+"""An escaped surrogate without its other half, or what looks like one. Escaped emoji, which some clients send, are none."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    """`text` with every lone surrogate replaced by U+FFFD, so that it can be encoded; NUL and the rest stay."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATE.sub("\ufffd", text)
+    return text
+
 
 def decode_json(raw: bytes) -> Any:
-    """The value of a UTF-8 JSON text.
+    """The value of a UTF-8 JSON text, lone surrogates in it replaced by U+FFFD: nothing else can be encoded again.
 
     Raises `ApiError` 400 for an empty body, bytes that are not UTF-8, broken JSON, NaN and infinite numbers, and nesting
     over `MAX_DEPTH`. The message gives the place, never the text. CPU work: call it in a worker thread.
@@ -43,8 +59,13 @@ def decode_json(raw: bytes) -> Any:
             if isinstance(child, dict | list)
         ]
         if not level:
-            return value
+            return _whole_characters(value) if _LONE.search(raw) else value
     raise _too_deep()
+
+
+def _whole_characters(value: Any) -> Any:
+    text = json.dumps(value, ensure_ascii=False)
+    return value if clean(text) is text else json.loads(clean(text))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

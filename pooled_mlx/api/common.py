@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pooled_mlx.api.body import clean
 from pooled_mlx.api.frames import data_frame
 from pooled_mlx.core.errors import ApiError, bad_request
 from pooled_mlx.core.request import Effort, Sampling, Tool, ToolChoice, Turn
@@ -25,20 +26,10 @@ MAX_TOP_K = 64
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 _SHORT.maxlevel = 3
 _ID_PREFIX = re.compile(r"^(chatcmpl-|resp_|msg_|req_)")
-
-
-def clean(text: str) -> str:
-    """`text` with every lone surrogate replaced by U+FFFD, so that it can be encoded; NUL and the rest stay."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _SURROGATE.sub("\ufffd", text)
-    return text
 
 
 def omitted(kind: str) -> str:

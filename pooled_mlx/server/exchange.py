@@ -107,7 +107,7 @@ class EventStream:
     async def __anext__(self) -> bytes:
         if not self._started:
             self._started = True
-            return self._renderer.start().encode()
+            return self._renderer.start().encode("utf-8", "replace")
         if self._ended:
             self._exchange.close()
             raise StopAsyncIteration

@@ -25,6 +25,11 @@ def test_the_order_of_keys_is_kept_and_the_last_of_two_equal_ones_wins() -> None
     assert list(decode_json(b'{"b": 1, "a": 2, "b": 3}').items()) == [("b", 3), ("a", 2)]
 
 
+def test_half_a_character_becomes_the_replacement_character_in_values_and_keys() -> None:
+    raw = rb'{"a\udc00": [1, "x\ud800y", {"b": "\ud83d\ude42 \uD83D"}], "c": "\\ud800"}'
+    assert decode_json(raw) == {"a\ufffd": [1, "x\ufffdy", {"b": "\U0001f642 \ufffd"}], "c": "\\ud800"}
+
+
 @pytest.mark.parametrize(
     "raw",
     [

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from pooled_mlx.api.responses import ResponsesEdge
 from pooled_mlx.core.events import Finished, Prefill, Queued, Reasoning, Text, Usage
 from pooled_mlx.server.context import ServerContext
 from pooled_mlx.server.feed import MAX_WAITING_EVENTS
-from tests.api.live import CHAT, chat_body, connect, post, running
+from tests.api.live import CHAT, EDGES, chat_body, connect, post, running
 
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "stream_options": {"include_usage": True}}
 
@@ -180,3 +181,12 @@ async def test_requests_in_a_row_on_one_connection() -> None:
                 status, _, answer = await raw.response()
                 assert status == 200
                 assert json.loads(answer)["choices"][0]["message"]["content"] == "Hello there."
+
+
+async def test_half_a_character_of_the_request_does_not_break_the_stream_that_repeats_it():
+    edge = ResponsesEdge()
+    async with running(edges={**EDGES, "/v1/responses": edge}) as live:
+        body = b'{"input": "hi", "stream": true, "instructions": "\\ud800", "metadata": {"a": "\\udc00"}}'
+        answer = await live.http.post("/v1/responses", content=body, headers={"content-type": "application/json"})
+        assert "event: response.completed" in answer.text
+        assert '"metadata":{"a":"\ufffd"}' in answer.text

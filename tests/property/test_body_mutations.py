@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from pooled_mlx.api.body import decode_json
 from pooled_mlx.api.chat_completions import EDGE
 from pooled_mlx.api.edge import Edge, Parsed
 from pooled_mlx.api.messages import MessagesEdge
@@ -19,7 +20,7 @@ from pooled_mlx.core.answer import fold
 from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import CallArguments, CallEnd, CallStart, Event, Finished, Reasoning, Text, Usage
 from tests.fuzz.cases import CHAT, MESSAGES, RESPONSES, invented_body, whole_bodies
-from tests.fuzz.mutations import mutate
+from tests.fuzz.mutations import encode, mutate
 from tests.wire import HEADER, frames
 
 EDGES: dict[str, Edge] = {CHAT: EDGE, RESPONSES: ResponsesEdge(), MESSAGES: MessagesEdge()}
@@ -54,6 +55,11 @@ def check_refusal(edge: Edge, error: ApiError) -> None:
 def check(api: str, body: Any) -> None:
     edge = EDGES[api]
     note(repr(body))
+    try:
+        body = decode_json(encode(body))
+    except ApiError as error:
+        check_refusal(edge, error)
+        return
     parsed = parse_or_refusal(edge, body)
     if isinstance(parsed, ApiError):
         check_refusal(edge, parsed)
@@ -67,8 +73,8 @@ def check(api: str, body: Any) -> None:
     repr(request).encode()
     renderer = edge.renderer(parsed, HEADER)
     streamed = renderer.start() + "".join(renderer.event(event) for event in EVENTS)
-    assert frames(streamed)
-    json.dumps(edge.whole(parsed, HEADER, fold(EVENTS)))
+    assert frames(streamed.encode().decode())
+    json.dumps(edge.whole(parsed, HEADER, fold(EVENTS)), ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize("api", EDGES)
