@@ -85,7 +85,7 @@ class Metrics:
         self._requests: dict[tuple[str, str], int] = {}
         self._tokens: dict[str, int] = dict.fromkeys(TOKEN_KINDS, 0)
         self._errors: dict[str, int] = {}
-        self._grammar_rejections = 0
+        self._unenforced = 0
         self._first_token = Distribution(FIRST_TOKEN_BOUNDS)
         self._inter_token = Distribution(INTER_TOKEN_BOUNDS)
         self._queue = Distribution(QUEUE_BOUNDS)
@@ -142,10 +142,10 @@ class Metrics:
         with self._lock:
             self._queue.add(seconds)
 
-    def grammar_rejected(self, count: int = 1) -> None:
-        """Schemas or grammars were refused, or left out for one tool."""
+    def unenforced(self, count: int) -> None:
+        """A request asked for so many schema keywords that nothing enforces."""
         with self._lock:
-            self._grammar_rejections += count
+            self._unenforced += count
 
     def watch(self, api: str, clock: Callable[[], float] = time.monotonic) -> RequestWatch:
         """Follow one request from now on; `clock` returns seconds."""
@@ -157,7 +157,7 @@ class Metrics:
 
         with self._lock:
             requests, errors = dict(self._requests), dict(self._errors)
-            tokens, rejections = dict(self._tokens), self._grammar_rejections
+            tokens, unenforced = dict(self._tokens), self._unenforced
             timings = [
                 (histogram.cumulative(), histogram.sum)
                 for histogram in (self._first_token, self._inter_token, self._queue, self._seconds)
@@ -178,7 +178,7 @@ class Metrics:
             family.add_metric([kind], count)
         yield family
         yield CounterMetricFamily(
-            "pooled_grammar_rejections", "Schemas and grammars refused, or left out for one tool.", value=rejections
+            "pooled_unenforced_keywords", "Schema keywords of response formats that nothing enforces.", value=unenforced
         )
         for (name, text), (buckets, total) in zip(_HISTOGRAMS, timings, strict=True):
             yield HistogramMetricFamily(name, text, buckets=buckets, sum_value=total)

@@ -205,6 +205,7 @@ class Server:
             metrics_content_type=METRICS_CONTENT_TYPE,
             watch=lambda api: _Watch(self, self._metrics.watch(api)),
             refused=self._count_refusal,
+            unenforced=self._metrics.unenforced,
             health=self._page_facts,
         )
 

@@ -122,8 +122,8 @@ class Request:
     """One generation request.
 
     `turns` are arranged by `core.turns.arrange_turns`: at most one system turn, which is the first. `max_output_tokens`
-    None means the server's default. `client` is the product name of the User-Agent: a label for logs and pins, never part
-    of a cache key.
+    None means the server's default. `client` is the product name of the User-Agent and `api` the name of the wire format it
+    came by: labels for logs, pins and the status page, never part of a cache key.
     """
 
     id: str
@@ -138,6 +138,7 @@ class Request:
     stop: tuple[str, ...] = ()
     thinking: Thinking = field(default_factory=Thinking)
     client: str = "unknown"
+    api: str = ""
 
     @property
     def call_limit(self) -> int:

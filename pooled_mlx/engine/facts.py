@@ -102,7 +102,10 @@ class Facts:
         now = time.monotonic()
         with self._lock:
             rows = list(self._live.values())
-        return [_request(row, now) for row in rows]
+        facts = [_request(row, now) for row in rows]
+        for ahead, queued in enumerate(fact for fact in facts if fact["state"] == "queued"):
+            queued["ahead"] = ahead
+        return facts
 
     def recent(self) -> list[dict[str, Any]]:
         """The last finished requests, newest last."""
@@ -122,6 +125,7 @@ def _request(row: Row, now: float) -> dict[str, Any]:
     return {
         "id": row.id,
         "client": row.prepared.request.client,
+        "api": row.prepared.request.api,
         "state": state,
         "prefill_done": min(row.position, len(row.prompt.ids)),
         "prefill_total": len(row.prompt.ids),

@@ -29,11 +29,14 @@ _MOST_WRITTEN = 4096
 
 
 def batchable(caches: Sequence[Any]) -> bool:
-    """True when every layer has a batch form that holds the same. mlx-lm's batch of rotating windows keeps no first tokens."""
+    """True when every layer has a batch form that holds the same. mlx-lm's batch of rotating windows keeps no first tokens,
+    and no batch can be made of a layer without arrays."""
     for layer in layers_of(caches):
         if not hasattr(layer, "merge") or (type(layer) is RotatingKVCache and layer.keep):
             return False
         if isinstance(layer, ArraysCache) and any(array is None for array in layer.cache):
+            return False
+        if getattr(layer, "keys", layer) is None:  # a layer that the model has and never uses
             return False
     return True
 
@@ -45,12 +48,21 @@ class DecodeGroup:
     says whether the logits that chose it were finite.
     """
 
-    def __init__(self, model: LoadedModel, row: Row, caches: list[Any], start: mx.array | Pending, longest_run: int) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        row: Row,
+        caches: list[Any],
+        start: mx.array | Pending,
+        longest_run: int,
+        known_tokens: int | None = None,
+    ) -> None:
         """A group of one. `start` is the logits `[1, vocab]` after the last token, or the token it was parked with.
 
-        `longest_run` is the number of forced tokens that are read in one forward pass.
+        `longest_run` is the number of forced tokens that are read in one forward pass. Ids from `known_tokens` on only pad
+        the vocabulary: they stand for no text and are never chosen.
         """
-        self._model, self._longest_run = model, max(1, longest_run)
+        self._model, self._longest_run, self._known_tokens = model, max(1, longest_run), known_tokens
         self.rows = [row]
         self.caches = caches
         self._sampler = BatchSampler([row.sampling])
@@ -169,10 +181,12 @@ class DecodeGroup:
         With `after_pending` one chosen token per row is still unread.
         """
         positions = [len(row.out) + after_pending for row in rows]
+        vocab = logits.shape[-1]
+        logits = logits[:, : self._known_tokens]
         logits = self._shape_logits(logits, rows, positions, after_pending=after_pending)
         finite = usable_rows(logits)
         forced = {index: row.forced.pop(0) for index, row in enumerate(rows) if row.forced and not after_pending}
-        words = self._masks(logits.shape[-1], rows, forced) if not after_pending else None
+        words = self._masks(vocab, rows, forced) if not after_pending else None
         if words is not None:
             chosen = self._sampler.draw_masked(logits, positions, _masked(logits, words))
         else:

@@ -35,7 +35,10 @@ _CLEAR_EVERY = 512
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """`prefill_share`: part of its own speed that a running stream keeps while others prefill. Sizes in rows, events, bytes."""
+    """`prefill_share`: part of its own speed that a running stream keeps while others prefill. Sizes in rows, events, bytes.
+
+    `known_tokens` is the number of ids that the tokenizer knows; None: all that the model has logits for.
+    """
 
     max_running: int = 4
     prefill_share: float = 0.3
@@ -45,6 +48,7 @@ class LoopSettings:
     padding_limit: float = 1.5
     token_bytes: int = 1
     state_bytes: int = 0
+    known_tokens: int | None = None
 
 
 class EngineDead(Exception):
@@ -226,7 +230,7 @@ class Loop:
         """`start` is the logits after the row's last token, or the pending token that it was parked with."""
         assert row.caches is not None
         row.decoding = True
-        new = DecodeGroup(self.model, row, row.caches, start, self.rule.step)
+        new = DecodeGroup(self.model, row, row.caches, start, self.rule.step, self.settings.known_tokens)
         group = next((group for group in self.groups if self._fit_together(group, new)), None)
         if group is None:
             self.groups.append(new)
@@ -236,6 +240,7 @@ class Loop:
             for member in members:
                 self.slots.own_copies(member)
             group.join(new)
+            self.slots.settle()
         except Exception as error:
             self.groups.remove(group)
             self._rebuild(members, error)
@@ -245,7 +250,7 @@ class Loop:
             return False
         sizes = [(row.position, self.settings.state_bytes) for row in (*group.rows, *new.rows)]
         useful, padded = useful_and_padded_bytes(sizes, self.settings.token_bytes)
-        return padded <= self.settings.padding_limit * useful
+        return padded <= self.settings.padding_limit * useful and self.slots.make_room_for_batch((*group.rows, *new.rows))
 
     # --- decode
 

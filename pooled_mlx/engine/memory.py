@@ -13,15 +13,13 @@ MIB, GIB = 1024**2, 1024**3
 CONTEXT_STEP = 1024
 """A planned context is a multiple of this many tokens."""
 
-KV_COPIES = 2
-"""A running request's K/V exists as the pool's segments and as its own working copy."""
 KEPT_STATES = 4
 """Recurrent states that a plan has room for: those of one running request and of its last boundaries."""
 
 _CPU_SHARE = 0.8  # of the memory, where no device says what it may use
 _WORKING_SHARE, _LEAST_WORKING = 0.04, 256 * MIB  # of the weights: activations of one prefill piece, buffers between steps
 _HEADROOM_SHARE, _LEAST_HEADROOM = 0.03, 128 * MIB  # of the limit: allocator rounding, Python, tokenizer
-_POOL_CONTEXTS, _POOL_SHARE = 2, 0.25  # a pool is not larger by itself than two full contexts or this share of the limit
+_POOL_CONTEXTS, _POOL_SHARE = 4, 0.25  # a pool is not larger by itself than four full contexts or this share of the limit
 _CACHE_LIMIT_SHARE, _MOST_CACHE = 0.05, 2 * GIB  # freed buffers that MLX may keep for reuse
 _FLOAT32_GROWTH = 7.1  # 32 bits in place of 4.5: 4-bit weights are dequantized on the CPU backend
 
@@ -146,9 +144,9 @@ def loaded_bytes(weights_bytes: int, has_metal: bool, *, quantized: bool = True)
 
 
 def request_bytes(shape: CacheShape, prompt_tokens: int, max_output_tokens: int) -> int:
-    """Bytes that one request takes at its longest: K/V as segments and as a working copy, its own states and one kept."""
+    """Bytes that one request takes at its longest, alone: K/V once (segments are windows on its cache), two states."""
     tokens = prompt_tokens + max_output_tokens
-    return KV_COPIES * shape.kv_bytes_per_token * tokens + 2 * shape.row_bytes
+    return shape.kv_bytes_per_token * tokens + 2 * shape.row_bytes
 
 
 def plan_memory(
@@ -175,7 +173,7 @@ def plan_memory(
     room = limit - weights_bytes - working - headroom
     states = KEPT_STATES * shape.row_bytes
     parts = f"weights {format_size(weights_bytes)}, working space {format_size(working)}, headroom {format_size(headroom)}"
-    least = KV_COPIES * shape.kv_bytes_per_token * CONTEXT_STEP + states
+    least = shape.kv_bytes_per_token * CONTEXT_STEP + states
     if room < least:
         raise DoesNotFitError(
             f"{model} does not fit: it needs {format_size(limit - room + least)} ({parts}, {format_size(least)} of cache for a "
@@ -188,7 +186,7 @@ def plan_memory(
             f"{format_size(room)}"
         )
     pool = room if pool_bytes is None else pool_bytes
-    per_token = KV_COPIES * shape.kv_bytes_per_token
+    per_token = shape.kv_bytes_per_token
     fitting = max((pool - states) // per_token if per_token else context_max, 0)
     if context is None:
         wished = min(context_default or context_max, context_max, LONGEST_DEFAULT_CONTEXT)

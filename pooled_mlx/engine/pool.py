@@ -93,14 +93,16 @@ class Pool:
         self.root = Segment(None, frozen([]), NoData(), root_key=hashlib.sha256(fingerprint).digest())
         self.segment_bytes = 0
         self.reserved_bytes = 0
+        self.spare_bytes = 0
+        """What a cache that is kept for whoever goes on from it takes beyond its segments; set by its keeper."""
         self.counters: Counter[str] = Counter()
         self.pins: OrderedDict[str, Segment] = OrderedDict()
         self._tails = Tails()
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all segments and of everything reserved for running requests."""
-        return self.segment_bytes + self.reserved_bytes
+        """Bytes of all segments, of everything reserved for running requests, and the spare ones."""
+        return self.segment_bytes + self.reserved_bytes + self.spare_bytes
 
     def segments(self) -> Iterator[Segment]:
         """All segments, parents first, without the root."""

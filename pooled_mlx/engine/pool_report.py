@@ -68,6 +68,7 @@ def pool_report(pool: Pool, exact_ids: ExactIds, now: float, notes: Mapping[byte
         "used_bytes": pool.used_bytes,
         "segment_bytes": pool.segment_bytes,
         "reserved_bytes": pool.reserved_bytes,
+        "spare_bytes": pool.spare_bytes,
         "segments": len(segments),
         "states": sum(1 for segment in segments if segment.state_bytes),
         "tokens": sum(segment.tokens for segment in segments),

@@ -203,6 +203,7 @@ class Room:
             prefill_share=settings.prefill_share,
             token_bytes=shape.kv_bytes_per_token,
             state_bytes=shape.row_bytes,
+            known_tokens=self._tokens.vocab_size,
         )
         return Loop(model, pool, rule, loop_settings, self._facts, self._remember, self._explain, after_turn=self._report)
 
@@ -314,7 +315,7 @@ class Room:
                 **plan,
                 "pool_budget_bytes": loop.pool.budget_bytes if loop is not None else plan.get("pool_budget_bytes", 0),
                 "pool_bytes": loop.pool.segment_bytes if loop is not None else 0,
-                "live_bytes": loop.pool.reserved_bytes if loop is not None else 0,
+                "live_bytes": loop.pool.reserved_bytes + loop.pool.spare_bytes if loop is not None else 0,
                 "active_bytes": memory.active,
                 "peak_bytes": memory.peak,
                 "cache_bytes": memory.cache,

@@ -44,7 +44,7 @@ class Row:
     `out`, unless its answer ended inside a forced run. `lower` is the token at which the next segment starts, `parent` the
     segment that ends there.
 
-    `projected_bytes` is what it takes at its longest, `reserved_bytes` what of that the pool has set aside for it.
+    `projected_bytes` is what it takes at its longest, alone, `reserved_bytes` what of that the pool has set aside for it.
 
     `at_cut`: a cold prompt would stop at `position` as well. `source` is the segment that the row resumed from or in, `own`
     the first one that it added to the pool, `parts` the payloads whose very bits its caches hold.

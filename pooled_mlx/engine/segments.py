@@ -87,10 +87,23 @@ def _token_bytes(layer: Any) -> int:
 
 def _freeze(layer: Any) -> Any:
     """The state of a layer that is not attention; never changes afterwards."""
+    if type(layer) is RotatingKVCache:
+        _trim(layer)
     if type(layer) is not ArraysCache:
         return _own(copy.deepcopy(vars(layer)))
     layer.cache = _own(layer.cache)  # the working cache gives up the parents of its slices as well
     return list(layer.cache)
+
+
+def _trim(layer: RotatingKVCache) -> None:
+    """Give up what a long piece left in a window beyond its size: mlx-lm drops it at the next token anyway."""
+    if layer.keys is None or layer.keys.shape[2] <= layer.max_size:
+        return
+    for name in ("keys", "values"):
+        array = getattr(layer, name)
+        end = array[..., array.shape[2] - layer.max_size + layer.keep :, :]
+        setattr(layer, name, mx.concatenate([array[..., : layer.keep, :], end], axis=2))
+    layer._idx = layer.max_size
 
 
 def _own(value: Any) -> Any:
@@ -184,6 +197,11 @@ class SegmentData:
         """True when the delta is a window on `backing`."""
         return self._backing is backing
 
+    @property
+    def owned(self) -> bool:
+        """True when the delta is in arrays of its own."""
+        return self._backing is None
+
     def drop_state(self) -> None:
         """Keep the delta for descendants, free the states. On a divisible model there is nothing to free."""
         if not self._divisible:
@@ -206,6 +224,14 @@ class SegmentData:
         if self._backing is not None:
             self._backing.forget(self)
         self._backing = None
+
+    def move(self, layer: int, cache: Any) -> None:
+        """Read the delta of one layer from the attention cache `cache`, which holds a bit-equal copy, and free the own arrays.
+
+        The slices hold that cache's buffers in memory: `lend` must follow before it is written to.
+        """
+        if self._deltas[layer] is not None:
+            self._deltas[layer] = _map(lambda array: array[..., self.lo : self.hi, :], _buffers(cache))
 
     def lend(self, backing: Backing) -> None:
         """Read the delta from `backing`, which holds bit-equal copies of it, and free the own arrays.
@@ -249,7 +275,8 @@ def materialise(
     """Fill the empty working `caches` from a path of segments and return the number of tokens they then hold.
 
     `partial` adds the first tokens of one more segment (divisible models only). Attention buffers get room for
-    `reserve_tokens` more. Each layer is evaluated by itself, so that no single copy is long.
+    `reserve_tokens` more. Each layer is evaluated by itself, so that no single copy is long, and the path's own arrays are
+    freed as it goes: `SegmentData.lend` must follow for each of them before the caches are used.
     """
     tokens = path[-1].hi if path else 0
     if partial is not None:
@@ -269,7 +296,10 @@ def materialise(
         if arrays_in(deltas):
             layer.keys, layer.values = _concatenate(deltas, spare)
             layer.offset = tokens
+            del deltas
             mx.eval(arrays_in(_buffers(layer)))
+            for data in path:
+                data.move(index, layer)
     return tokens
 
 

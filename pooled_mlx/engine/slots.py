@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from pooled_mlx.core.errors import ApiError, engine_failed
@@ -38,7 +38,6 @@ class Slots:
         self.pool, self._observer, self._remember = pool, observer, remember
         self.hot: HotCache | None = None
         self._rows: set[Row] = set()
-        self._spare_bytes = 0
 
     # --- bytes
 
@@ -50,10 +49,9 @@ class Slots:
         match = self.pool.lookup(row.ids)
         row.lease = Lease(self.pool, match.tips)
         row.parent = match.parent or self.pool.root
-        needed = self._needed(row)
-        if not self.pool.make_room(needed) and self.hot is not None:
+        if not self._takes_hot(match) and not self.pool.make_room(self._needed(row)):
             self.drop_hot()
-        if not (alone or self.pool.make_room(needed)):
+        if not (alone or self.pool.make_room(self._needed(row))):
             self._release(row)
             return False
         self._rows.add(row)
@@ -68,9 +66,7 @@ class Slots:
         """
         for row in self._rows:
             self._reserve(row, self._needed(row))
-        spare = self.hot.spare_bytes if self.hot is not None else 0
-        self.pool.reserved_bytes += spare - self._spare_bytes
-        self._spare_bytes = spare
+        self.pool.spare_bytes = self.hot.spare_bytes if self.hot is not None else 0
         fits = self.pool.make_room(0)
         if self.hot is not None and not (fits and self.hot.usable):
             self.drop_hot()
@@ -79,21 +75,37 @@ class Slots:
         self.pool.reserved_bytes += size_bytes - row.reserved_bytes
         row.reserved_bytes = size_bytes
 
-    @staticmethod
-    def _needed(row: Row) -> int:
-        """A row's projected bytes are its K/V twice, as a working copy and as segments: those that exist are counted there."""
-        path = row.parent.path() if row.parent is not None else ()
-        return max(0, row.projected_bytes - sum(segment.data.delta_bytes for segment in path if segment.held))
+    def make_room_for_batch(self, rows: Sequence[Row]) -> bool:
+        """Room for what these rows take more in a batch, where their segments can be no windows on their caches."""
+        return self.pool.make_room(sum(self._window_bytes(row) for row in rows if row.backing is not None))
+
+    def _needed(self, row: Row) -> int:
+        """A row's projected bytes without those that its segments count already."""
+        return max(0, row.projected_bytes - self._window_bytes(row))
+
+    def _window_bytes(self, row: Row) -> int:
+        """Bytes of the row's path that are, or will be once it is restored, windows on its own working cache.
+
+        Of a segment that is a window on another row's cache, or on a kept one that this row cannot take, there will be two.
+        """
+        path = [data_of(segment) for segment in row.parent.path() if segment.held] if row.parent is not None else []
+        if row.caches is not None:
+            return sum(data.delta_bytes for data in path if row.backing is not None and data.reads(row.backing))
+        hot = self.hot.backing if self.hot is not None and self.hot.usable and self.hot.leaf is row.parent else None
+        return sum(data.delta_bytes for data in path if data.owned or (hot is not None and data.reads(hot)))
 
     # --- caches
 
     def take_hot(self, match: Match) -> Backing | None:
         """The hot cache, if it holds exactly what `match` found: from now on it is the caller's."""
         hot = self.hot
-        if hot is None or not hot.usable or match.partial is not None or match.parent is not hot.leaf:
+        if hot is None or not self._takes_hot(match):
             return None
         self.hot = None
         return hot.backing
+
+    def _takes_hot(self, match: Match) -> bool:
+        return self.hot is not None and self.hot.usable and match.partial is None and match.parent is self.hot.leaf
 
     def drop_hot(self) -> None:
         """Give the hot cache's segments arrays of their own and free the rest of it."""
@@ -179,7 +191,7 @@ class Slots:
 
     def abort(self, rows: Iterable[Row], error: ApiError) -> None:
         """End all these requests and give up everything stored: the engine will not go on."""
-        self.hot = None
+        self.hot, self.pool.spare_bytes = None, 0
         for row in rows:
             row.backing = None
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 from quart import Response, request
@@ -66,6 +67,8 @@ class GenerateHandler:
             if context.hooks.refused is not None:
                 context.hooks.refused(error.kind)
             raise
+        if prepared.unenforced and context.hooks.unenforced is not None:
+            context.hooks.unenforced(len(prepared.unenforced))
         record.stream = parsed.stream
         exchange = Exchange(generation, context.settings, record, context.exchanges.discard)
         context.exchanges.add(exchange)
@@ -79,7 +82,7 @@ class GenerateHandler:
 
     def _prepare(self, pieces: list[bytes], request_id: str, client: str) -> tuple[Parsed, Prepared]:
         parsed = self._edge.parse(decode_json(b"".join(pieces)), request_id=request_id, client=client)
-        return parsed, self._context.engine.prepare(parsed.request)
+        return parsed, self._context.engine.prepare(replace(parsed.request, api=self._api))
 
     def _stream(self, exchange: Exchange, parsed: Parsed, prepared: Prepared, header: Header) -> Response:
         renderer = self._edge.renderer(parsed, header)

@@ -35,6 +35,8 @@ class Hooks:
     """Called with the API's name for each request that was queued."""
     refused: Callable[[ErrorKind], Any] | None = None
     """Called for each request that was refused before it was queued."""
+    unenforced: Callable[[int], Any] | None = None
+    """Called with the number of schema keywords that a queued request asks for and nothing enforces."""
     finished: Callable[[dict[str, Any]], Any] | None = None
     """Called with the fields of the log line of each finished request."""
     health: Callable[[], dict[str, Any]] = field(default=dict)

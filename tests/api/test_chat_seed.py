@@ -15,6 +15,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from pooled_mlx.core.events import CallArguments, CallEnd, CallStart, Event, Finished, Reasoning, Text, Usage
 from pooled_mlx.core.request import Sampling, Thinking
+from pooled_mlx.server.hooks import Hooks
 from tests.api.live import CHAT, Live, frames, running
 from tests.fakes import FakeEngine
 
@@ -341,6 +342,19 @@ async def test_headers_of_a_whole_answer(live: Live) -> None:
     assert response.headers["x-pooled-cache"] == r"reused 8 of 9 tokens; \u201c\xfc\u201d"
     assert response.headers["x-pooled-unenforced"] == "/properties/a/if, /properties/b/not"
     assert response.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_not_enforced_is_counted(stream: bool) -> None:
+    counted: list[int] = []
+    async with running(app_options={"hooks": Hooks(unenforced=counted.append)}) as live:
+        live.engine.script(Text("x"), Finished("stop", Usage(9, 1)))
+        await live.chat(stream=stream)
+        live.engine.unenforced = ("/properties/a/if", "/properties/b/not")
+        live.engine.script(Text("x"), Finished("stop", Usage(9, 1)))
+        await live.chat(stream=stream)
+        assert counted == [2]
+        assert [request.api for request in live.engine.requests] == ["chat_completions"] * 2
 
 
 async def test_cache_comment_and_unenforced_header_of_a_stream(live: Live) -> None:

@@ -143,8 +143,9 @@ def assert_idle(loop: Loop) -> None:
     assert [segment for segment in loop.pool.segments() if segment.leases or segment.tips] == []
     backings = {segment.data._backing for segment in loop.pool.segments()} - {None}  # type: ignore[attr-defined]
     assert backings <= {loop.slots.hot.backing if loop.slots.hot is not None else None}
-    loop.slots.drop_hot()
     assert loop.pool.reserved_bytes == 0
+    loop.slots.drop_hot()
+    assert loop.pool.spare_bytes == 0
     assert all(segment.data._backing is None for segment in loop.pool.segments())  # type: ignore[attr-defined]
 
 

@@ -164,11 +164,17 @@ def test_every_ending_gives_everything_back(model: LoadedModel, ending: Callable
     assert active_bytes() - before <= SLACK_BYTES
 
 
-def wide_llama() -> LoadedModel:
+def wide_llama(layers: int = 2) -> LoadedModel:
     """So much K/V a token that MLX's habit of not copying small slices does not show."""
     from mlx_lm.models import llama as family
 
-    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 8, "head_dim": 256}
+    sizes = {
+        "hidden_size": 256,
+        "num_hidden_layers": layers,
+        "intermediate_size": 64,
+        "num_attention_heads": 8,
+        "head_dim": 256,
+    }
     config = {"model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 512, "rope_theta": 10000.0, **sizes}
     module = family.Model(family.ModelArgs.from_dict(config))
     mx.eval(module.parameters())
@@ -187,9 +193,9 @@ def test_memory_stays_inside_the_budget(make: Callable[[], LoadedModel]) -> None
     for turn in range(8):
         history = np.concatenate([history, tokens(60, seed=turn)])
         row = make_row(history, 8, (40, len(history) - 3))
-        row.projected_bytes = 2 * shape.kv_bytes_per_token * (len(history) + 8) + 2 * shape.row_bytes
+        row.projected_bytes = shape.kv_bytes_per_token * (len(history) + 8) + 2 * shape.row_bytes
         other = make_row(tokens(120, seed=100 + turn), 4, (60,))
-        other.projected_bytes = 2 * shape.kv_bytes_per_token * 124 + 2 * shape.row_bytes
+        other.projected_bytes = shape.kv_bytes_per_token * 124 + 2 * shape.row_bytes
         for request in (row, other):
             run(loop, request)
             assert isinstance(request.channel.end, Finished)  # type: ignore[attr-defined]
@@ -199,11 +205,60 @@ def test_memory_stays_inside_the_budget(make: Callable[[], LoadedModel]) -> None
     assert any(name.startswith("evicted") for name in loop.pool.counters)
 
 
+def test_a_long_conversation_is_in_memory_once_while_it_is_read_and_written() -> None:
+    """Also where the cache that computed its beginning is gone, so that its segments are copied into a new one."""
+    model = wide_llama(layers=8)
+    token_bytes = measure_shape(model).kv_bytes_per_token
+    history = tokens(600, seed=1)
+    loop = make_loop(model, token_bytes=token_bytes)
+    before = active_bytes()
+
+    def peak_of(*rows: Row) -> float:
+        """The peak while these rows run, in tokens of K/V."""
+        active_bytes()
+        mx.reset_peak_memory()
+        for row in rows:
+            row.projected_bytes = token_bytes * (len(row.prompt.ids) + row.max_tokens)
+        run(loop, *rows)
+        assert all(isinstance(row.channel.end, Finished) for row in rows)  # type: ignore[attr-defined]
+        return (mx.get_peak_memory() - before) / token_bytes
+
+    cold = make_row(history, 8, (40, 590))
+    assert peak_of(cold) < 1.4 * 768
+    history = np.concatenate([cold.ids[: cold.position], tokens(40, seed=2)])
+    hot = make_row(history, 8, (40, 590, 640))
+    assert peak_of(hot) < 1.4 * 768
+    assert hot.cached_tokens >= 600
+    run(loop, make_row(tokens(20, seed=3), 4))
+    loop.slots.drop_hot()
+    history = np.concatenate([hot.ids[: hot.position], tokens(40, seed=4)])
+    warm = make_row(history, 8, (40, 590, 640, 690))
+    assert peak_of(warm) < 1.4 * 768
+    assert warm.cached_tokens >= 640
+    assert warm.out == solo_greedy(model, history, 8)
+    assert_idle(loop)
+
+
+@pytest.mark.parametrize(("budget_tokens", "widest"), [(3000, 2), (1300, 1)])
+def test_rows_share_a_batch_only_where_their_copies_fit(budget_tokens: int, widest: int) -> None:
+    model = wide_llama()
+    token_bytes = measure_shape(model).kv_bytes_per_token
+    loop = make_loop(model, budget=budget_tokens * token_bytes, token_bytes=token_bytes)
+    rows = [make_row(tokens(400, seed=seed), 30, (100, 390)) for seed in (1, 2)]
+    for row in rows:
+        row.projected_bytes = token_bytes * 512
+    widths = [0]
+    drive(loop, {0: rows}, until=lambda: widths.append(max((len(g.rows) for g in loop.groups), default=0)) or False)
+    assert max(widths) == widest
+    assert [row.out for row in rows] == [solo_greedy(model, row.prompt.ids, 30) for row in rows]
+    assert_idle(loop)
+
+
 def test_a_request_does_not_evict_what_it_is_about_to_reuse(model: LoadedModel) -> None:
     shape = measure_shape(model)
     ids = tokens(400, seed=4)
     longer = np.concatenate([ids, tokens(40, seed=5)])
-    size = 2 * shape.kv_bytes_per_token * (len(longer) + 30) + 2 * shape.row_bytes
+    size = shape.kv_bytes_per_token * (len(longer) + 30) + 2 * shape.row_bytes
     loop = make_loop(model, budget=size + 2 * shape.row_bytes + 10 * SLACK_BYTES)
     first, second = make_row(ids, 4, (100, 300)), make_row(longer, 4, (100, 300, 404))
     first.projected_bytes = second.projected_bytes = size

@@ -118,7 +118,7 @@ def test_threads_do_not_lose_counts() -> None:
         for _ in range(500):
             metrics.tokens(completion=1)
             metrics.inter_token(0.01)
-            metrics.grammar_rejected(2)
+            metrics.unenforced(2)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -128,7 +128,7 @@ def test_threads_do_not_lose_counts() -> None:
     text = render_metrics({}, None, metrics)
     assert value(text, "pooled_tokens_total", kind="completion") == 2000
     assert value(text, "pooled_inter_token_latency_seconds_count") == 2000
-    assert value(text, "pooled_grammar_rejections_total") == 4000
+    assert value(text, "pooled_unenforced_keywords_total") == 4000
 
 
 def test_a_value_on_a_bound_belongs_to_that_bucket() -> None:
