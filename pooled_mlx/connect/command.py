@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import sys
 import urllib.error
 import urllib.parse
@@ -13,12 +12,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from pooled_mlx.config import TOKEN_ENV
+from pooled_mlx.config import TOKEN_ENV, ConfigError, config_file, is_loopback, load_settings, resolve_token
 from pooled_mlx.connect.registry import AGENTS, profile_of
 from pooled_mlx.connect.target import Target
 from pooled_mlx.connect.write import ConnectError, launch, write_changes
 
-_DEFAULT_URL = "http://127.0.0.1:8080"
+_SERVICE_TOKEN = "token"
+"""The file beside the settings in which `pooled-mlx service install` keeps the server's token."""
 _ANSWER_SECONDS = 10
 
 
@@ -33,9 +33,9 @@ def add(subparsers: Any) -> None:
     parser.add_argument("agent", choices=list(AGENTS), metavar="AGENT", help=", ".join(AGENTS))
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--write", action="store_true", help="change the agent's configuration file, with a backup")
-    parser.add_argument("--url", default=_DEFAULT_URL, help=f"where the server is (default {_DEFAULT_URL})")
+    parser.add_argument("--url", help="where the server is (default: 127.0.0.1 and the port of your settings, 8080)")
     parser.add_argument("--token", help=f"the server's token (better: --token-file or {TOKEN_ENV})")
-    parser.add_argument("--token-file", help="file with the server's token")
+    parser.add_argument("--token-file", help="file with the server's token (default: that of the service on this machine)")
     parser.add_argument("--model", help="model id, where the server is not running")
     parser.add_argument("--context", type=int, help="context in tokens, where the server is not running")
     action.add_argument(
@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    profile = profile_of(args.agent, find_target(args.url, _token(args), args.model, args.context))
+    url, token = find_server(args.url, args.token_file, args.token)
+    profile = profile_of(args.agent, find_target(url, token, args.model, args.context))
     if args.start is not None:
         if profile.launch is None:
             raise ConnectError(f"{profile.title} cannot be started from here; the printed settings show how it is used")
@@ -78,14 +79,24 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _token(args: argparse.Namespace) -> str | None:
-    """The token as the server takes it: file, then environment, then flag."""
-    if args.token_file:
+def find_server(url: str | None, token_file: str | None, token: str | None) -> tuple[str, str | None]:
+    """Address and token of the server by flags, environment and settings. Raises `ConnectError`.
+
+    Without any token, a server of this machine gets that of the service, if there is one.
+    """
+    try:
+        settings = load_settings({"token_file": token_file, "token": token}).settings
+        found = resolve_token(settings)
+    except ConfigError as error:
+        raise ConnectError(str(error)) from None
+    url = url or f"http://127.0.0.1:{settings.port}"
+    service = config_file().with_name(_SERVICE_TOKEN)
+    if found is None and is_loopback(urllib.parse.urlsplit(url).hostname or "") and service.is_file():
         try:
-            return Path(args.token_file).expanduser().read_text(encoding="utf-8").strip() or None
+            found = service.read_text(encoding="utf-8").strip() or None
         except (OSError, UnicodeDecodeError) as error:
-            raise ConnectError(f"--token-file {args.token_file}: {error}") from None
-    return os.environ.get(TOKEN_ENV) or args.token or None
+            raise ConnectError(f"cannot read the service's token in {service}: {error}") from None
+    return url, found
 
 
 def find_target(url: str, token: str | None, model: str | None, context_tokens: int | None) -> Target:
@@ -93,7 +104,7 @@ def find_target(url: str, token: str | None, model: str | None, context_tokens: 
     base = url.rstrip("/").removesuffix("/v1")
     parts = urllib.parse.urlsplit(base)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ConnectError(f"--url {url!r} is no address; it should look like {_DEFAULT_URL}")
+        raise ConnectError(f"--url {url!r} is no address; it should look like http://127.0.0.1:8080")
     if model and context_tokens:
         return Target(base, model, context_tokens, token)
     entry = _ask(base, token)

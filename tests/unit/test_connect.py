@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from pooled_mlx.connect import AGENTS, CannotMerge, FileChange, Launch, Target, banner_lines, profile_of
-from pooled_mlx.connect.command import add, find_target
+from pooled_mlx.connect.command import add, find_server, find_target
 from pooled_mlx.connect.merge import into_flat_yaml, into_json, shell_quote
 from pooled_mlx.connect.write import ConnectError, launch, write_changes
 
@@ -264,6 +264,31 @@ def test_no_server_and_no_address() -> None:
         find_target("http://127.0.0.1:9", None, None, None)
     with pytest.raises(ConnectError, match="no address"):
         find_target("127.0.0.1:8080", None, None, None)
+
+
+def test_settings_and_the_token_of_the_service_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("POOLED_TOKEN", raising=False)
+    folder = tmp_path / "config" / "pooled-mlx"
+    folder.mkdir(parents=True)
+    assert find_server(None, None, None) == ("http://127.0.0.1:8080", None)
+    (folder / "config.toml").write_text("port = 9001\n")
+    (folder / "token").write_text("of-the-service\n")
+    own = tmp_path / "own"
+    own.write_text("of-a-file\n")
+    assert find_server(None, None, None) == ("http://127.0.0.1:9001", "of-the-service")
+    assert find_server("http://localhost:9002/v1", None, None) == ("http://localhost:9002/v1", "of-the-service")
+    assert find_server("http://192.0.2.1:8080", None, None) == ("http://192.0.2.1:8080", None)
+    assert find_server(None, str(own), "of-a-flag")[1] == "of-a-file"
+    assert find_server(None, None, "of-a-flag")[1] == "of-a-flag"
+    monkeypatch.setenv("POOLED_TOKEN", "of-the-environment")
+    assert find_server(None, None, None)[1] == "of-the-environment"
+    with pytest.raises(ConnectError, match="cannot read the token file"):
+        find_server(None, str(tmp_path / "missing"), None)
+    (folder / "config.toml").write_text("prot = 9001\n")
+    with pytest.raises(ConnectError, match="port"):
+        find_server(None, None, None)
 
 
 def command(*words: str) -> int:

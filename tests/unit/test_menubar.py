@@ -31,7 +31,7 @@ MODELS = [
         "why": "it needs 24.0 GiB (weights 15 GiB), this Mac has 16.0 GiB. Choose another one",
     },
 ]
-AGENTS = (("claude-code", "Claude Code"), ("codex", "Codex"))
+AGENTS = (("claude", "Claude Code"), ("codex", "Codex"))
 
 
 class FakeServer(LocalServer):
