@@ -155,7 +155,7 @@ class DecodeGroup:
             run = self._forced_run()
             if run:
                 row = self.rows[0]
-                self._logits = self._model.forward(mx.array([run]), self.caches)[:, -1]
+                self._logits = self._model.last_logits(mx.array([run]), self.caches)
                 self._ran_ahead = True
                 row.position += len(run)
                 return [(row, token) for token in run]

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -125,7 +125,8 @@ def set_limits(*, memory_bytes: int | None, cache_bytes: int | None, wired_bytes
 class LoadedModel:
     """A model ready to run on the thread that loaded it.
 
-    `vocab_size` is the width of the logits, which may exceed the tokenizer's. `active_experts` is 0 for dense models.
+    `vocab_size` is the width of the logits, which may exceed the tokenizer's. `active_experts` is 0 for dense models. `parts`
+    are the layers and the output layer apart, None where the module's logits are more than the one after the other.
     """
 
     module: Any
@@ -134,6 +135,7 @@ class LoadedModel:
     active_experts: int
     weights_bytes: int
     quantization: str
+    parts: tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]] | None = None
 
     def make_cache(self) -> list[Any]:
         """A new empty cache, one entry per layer."""
@@ -142,6 +144,16 @@ class LoadedModel:
     def forward(self, ids: mx.array, cache: list[Any]) -> mx.array:
         """Logits `[batch, tokens, vocab]` of ids `[batch, tokens]`; advances `cache`. Lazy."""
         return self.module(ids, cache=cache)
+
+    def last_logits(self, ids: mx.array, cache: list[Any]) -> mx.array:
+        """Logits `[batch, vocab]` after the last of ids `[batch, tokens]`; advances `cache`. Lazy.
+
+        With `parts` the output layer, as large as several others, is computed for that token alone.
+        """
+        if self.parts is None:
+            return self.forward(ids, cache)[:, -1]
+        layers, output = self.parts
+        return output(layers(ids, cache=cache)[:, -1:])[:, -1]
 
     def largest_piece(self, step: int) -> int:
         """The prefill piece that is safe for this model, at most `step` tokens."""
@@ -166,7 +178,24 @@ def wrap_model(module: Any, config: dict[str, Any], quantization: str = "none") 
     text = _text_config(config)
     experts = text.get("num_experts_per_tok") or text.get("top_k_experts") or 0
     weights = sum(array.nbytes for array in arrays_of(module.parameters()))
-    return LoadedModel(module, config, _vocab_size(module, config), int(experts), weights, quantization)
+    return LoadedModel(module, config, _vocab_size(module, config), int(experts), weights, quantization, _parts(module))
+
+
+def _parts(module: Any) -> tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]] | None:
+    """Layers and output layer by the names that mlx-lm's models give them, if they make the very logits of `module`."""
+    text = getattr(module, "language_model", module)
+    layers = getattr(text, "model", None)
+    output = getattr(text, "lm_head", None) or getattr(getattr(layers, "embed_tokens", None), "as_linear", None)
+    if not callable(layers) or not callable(output):
+        return None
+    ids = mx.array([[0, 1, 2]])
+    try:
+        apart = output(layers(ids, cache=mlx_cache.make_prompt_cache(module)))
+        if bool(mx.array_equal(apart, module(ids, cache=mlx_cache.make_prompt_cache(module)), equal_nan=True).item()):
+            return layers, output
+    except (AttributeError, TypeError, ValueError):
+        _log.debug("the output layer of %s is not computed apart", type(module).__name__, exc_info=True)
+    return None
 
 
 def describe_quantization(config: dict[str, Any]) -> str:

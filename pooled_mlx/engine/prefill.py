@@ -13,7 +13,7 @@ from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.segments import Backing, arrays_in, materialise, reserve
 
 _TAIL_TOKENS = 32
-"""A longer last piece is read without its last token first: the output layer is then computed for one row, not for all."""
+"""Where the output layer cannot be computed apart, a longer last piece is read without its last token first."""
 
 
 class Prefill:
@@ -72,7 +72,8 @@ class Prefill:
         if not row.out:
             row.cached_tokens = match.tokens
         marks = checkpoints(row.prompt.boundaries, len(row.prompt.ids), self._rule)
-        self._pieces = _with_short_tail(pieces(match.tokens, marks, len(self._ids), self._rule))
+        plan = pieces(match.tokens, marks, len(self._ids), self._rule)
+        self._pieces = list(plan) if self._model.parts is not None else _with_short_tail(plan)
         self.match = match
         row.caches = row.backing.caches
 
@@ -91,11 +92,11 @@ class Prefill:
         first = row.position == self.match.tokens
         piece = self._pieces.pop(0)
         chunk = mx.array(self._ids[piece.start : piece.end])[None]
-        output = self._model.forward(chunk, row.caches)
         if self._pieces:
+            self._model.forward(chunk, row.caches)
             mx.eval(arrays_in(row.caches))
         else:
-            self.logits = output[:, -1]
+            self.logits = self._model.last_logits(chunk, row.caches)
             mx.eval(self.logits, arrays_in(row.caches))
         row.position = piece.end
         row.at_cut = piece.checkpoint or len(piece) == self._rule.step

@@ -25,6 +25,22 @@ _numbers = itertools.count()
 MOST_TURNS = 20_000
 
 
+class ModelProxy:
+    """Stands before a model, for tests that change or watch its forward passes."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, ids: mx.array, cache: list[Any]) -> mx.array:
+        return self._model.forward(ids, cache)
+
+    def last_logits(self, ids: mx.array, cache: list[Any]) -> mx.array:
+        return self.forward(ids, cache)[:, -1]
+
+
 class PlainAnswer:
     """Every token is a text event; nothing is held back."""
 

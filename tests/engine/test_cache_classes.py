@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pooled_mlx.engine.group import batchable
-from pooled_mlx.engine.mlx_backend import ArraysCache, KVCache, LoadedModel, RotatingKVCache, mx
+from pooled_mlx.engine.mlx_backend import ArraysCache, KVCache, RotatingKVCache, mx
 from pooled_mlx.engine.segments import Backing, SegmentData, bytes_of, layers_of
-from tests.engine.harness import assert_idle, make_loop, make_row, run, solo_greedy
+from tests.engine.harness import ModelProxy, assert_idle, make_loop, make_row, run, solo_greedy
 from tests.tiny_models import gemma3, llama, tokens
 
 
@@ -79,14 +79,8 @@ def test_only_layers_with_a_batch_form_share_a_batch(layers: Any, together: bool
     assert batchable(layers()) is together
 
 
-class WithUnusedLayer:
+class WithUnusedLayer(ModelProxy):
     """A model with one more attention layer in its cache than it uses."""
-
-    def __init__(self, model: LoadedModel) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
     def make_cache(self) -> list[Any]:
         return [*self._model.make_cache(), KVCache()]

@@ -9,7 +9,7 @@ from pooled_mlx.core.errors import ErrorKind
 from pooled_mlx.core.events import Failed, Finished, Prefill, Queued, Text
 from pooled_mlx.engine.mlx_backend import LoadedModel, mx
 from pooled_mlx.engine.sampler import SamplingParameters
-from tests.engine.harness import assert_idle, drive, make_loop, make_row, run, solo_greedy
+from tests.engine.harness import ModelProxy, assert_idle, drive, make_loop, make_row, run, solo_greedy
 from tests.tiny_models import ARCHITECTURES, tokens
 
 _models: dict[str, LoadedModel] = {}
@@ -139,15 +139,13 @@ def test_a_cancelled_prefill_is_continued_by_the_retry(model: LoadedModel) -> No
     assert retry.out == solo_greedy(model, ids, 12)
 
 
-class FailingModel:
+class FailingModel(ModelProxy):
     """Raises in chosen forward passes of more than one row of work (the reset's own probe has one token)."""
 
     def __init__(self, model: LoadedModel, fails: set[int], *, probe_fails: bool = False) -> None:
-        self._model, self._fails, self._probe_fails = model, fails, probe_fails
+        super().__init__(model)
+        self._fails, self._probe_fails = fails, probe_fails
         self.calls = 0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._model, name)
 
     def forward(self, ids: mx.array, cache: list) -> mx.array:
         if ids.shape == (1, 1) and int(ids[0, 0].item()) == 0 and cache[-1].empty():

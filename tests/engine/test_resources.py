@@ -16,7 +16,7 @@ from pooled_mlx.engine.loop import EngineDead, Loop
 from pooled_mlx.engine.mlx_backend import LoadedModel, mx, wrap_model
 from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.segments import arrays_in, measure_shape
-from tests.engine.harness import PlainAnswer, assert_idle, drive, make_loop, make_row, run, solo_greedy
+from tests.engine.harness import ModelProxy, PlainAnswer, assert_idle, drive, make_loop, make_row, run, solo_greedy
 from tests.engine.test_loop import FailingModel
 from tests.tiny_models import ARCHITECTURES, tokens
 
@@ -343,15 +343,12 @@ def test_an_answer_that_ends_inside_a_forced_run_leaves_no_wrong_state(model: Lo
 def test_a_long_forced_run_is_read_in_pieces(model: LoadedModel) -> None:
     widths: list[int] = []
 
-    class Watched:
-        def __getattr__(self, name: str) -> object:
-            return getattr(model, name)
-
+    class Watched(ModelProxy):
         def forward(self, ids: mx.array, cache: list) -> mx.array:
             widths.append(ids.shape[1])
             return model.forward(ids, cache)
 
-    loop = make_loop(Watched(), step=16, minimum=8)  # type: ignore[arg-type]
+    loop = make_loop(Watched(model), step=16, minimum=8)  # type: ignore[arg-type]
     forced = tokens(100, seed=5).tolist()
     row = make_row(tokens(30, seed=4), 110, forced=list(forced))
     run(loop, row)

@@ -12,7 +12,7 @@ from pooled_mlx.engine.mlx_backend import LoadedModel, mx
 from pooled_mlx.engine.sampler import SamplingParameters
 from pooled_mlx.grammar.lark import LarkBuilder
 from pooled_mlx.grammar.match import GrammarTokenizer, build
-from tests.engine.harness import PlainAnswer, drive, make_loop, make_row, run
+from tests.engine.harness import ModelProxy, PlainAnswer, drive, make_loop, make_row, run
 from tests.tiny_models import llama, tokens
 
 KNOWN, WIDTH = 258, 288  # as many mask words for both
@@ -24,14 +24,12 @@ RULES = [
 ]
 
 
-class FondOfPadding:
+class FondOfPadding(ModelProxy):
     """A model whose padding ids have by far the largest logits, or none that is a number."""
 
     def __init__(self, model: LoadedModel, value: float) -> None:
-        self._model, self._value = model, value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        super().__init__(model)
+        self._value = value
 
     def forward(self, ids: mx.array, cache: list[Any]) -> mx.array:
         logits = self._model.forward(ids, cache)
