@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 from pooled_mlx.engine.pool import Kind, Pool, Segment
 from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.segments import Backing, SegmentData, bytes_of
+
+_log = logging.getLogger("pooled.engine")
+
+_MUCH = 4
+"""A quarter: buffers grow by 256 tokens, which is more than that only where it is little."""
 
 
 class NotFinite(Exception):
@@ -16,8 +23,9 @@ class NotFinite(Exception):
 class HotCache:
     """The working cache of the row that ended last: whoever extends exactly its tokens takes it over without a copy."""
 
-    def __init__(self, leaf: Segment, backing: Backing) -> None:
-        self.leaf, self.backing = leaf, backing
+    def __init__(self, leaf: Segment, backing: Backing, parts: Sequence[SegmentData]) -> None:
+        """`parts` are the payloads whose very bits the cache holds."""
+        self.leaf, self.backing, self.parts = leaf, backing, list(parts)
         self._bytes = bytes_of(backing.layers)
 
     @property
@@ -29,6 +37,24 @@ class HotCache:
     def spare_bytes(self) -> int:
         """What it takes beyond the segments that read from it and the state at its end, which is the leaf's."""
         return max(0, self._bytes - self.backing.held_bytes - self.leaf.state_bytes)
+
+    @property
+    def is_double(self) -> bool:
+        """True when much of it is a second copy of what segments have elsewhere, and not just room to grow."""
+        return self.spare_bytes * _MUCH > self._bytes
+
+    def reclaim(self) -> None:
+        """Free the own arrays of segments whose bits are here."""
+        for data in self.parts:
+            if data.owned:
+                data.lend(self.backing)
+
+    def dissolve(self) -> None:
+        """Give the segments that read from it arrays of their own and free the rest. It must not be used again."""
+        try:
+            self.backing.dissolve()
+        except Exception:  # out of memory: the segments go on reading from the old cache
+            _log.exception("segments could not be given arrays of their own")
 
 
 def data_of(segment: Segment) -> SegmentData:
@@ -51,10 +77,8 @@ def store_segment(pool: Pool, row: Row, ids: Any, kind: Kind, end: int) -> None:
     if not data.finite(delta=True):
         data.release()
         raise NotFinite(f"the state after token {end} is not finite")
-    # From here on these tokens count as the segment's; what is reserved for the row is settled again by the caller.
-    share = min(row.reserved_bytes, data.delta_bytes)
-    row.reserved_bytes -= share
-    pool.reserved_bytes -= share
+    # From here on these tokens count as the segment's; what the row holds beside it is measured again by the caller.
+    pool.reserved_bytes -= min(pool.reserved_bytes, data.delta_bytes)
     segment = pool.insert(
         row.parent,
         ids[row.lower : end],
@@ -73,16 +97,15 @@ def store_segment(pool: Pool, row: Row, ids: Any, kind: Kind, end: int) -> None:
     row.parent, row.lower = segment, end
 
 
-def finish_row(pool: Pool, row: Row, caches: list[Any]) -> HotCache | None:
+def finish_row(pool: Pool, row: Row, caches: list[Any], hot: HotCache | None) -> HotCache | None:
     """Store the row's tokens since its last checkpoint and return its cache as the hot one; None when it is of no use.
 
-    `caches` are the row's own plain caches. A row that was cancelled while its prompt was read keeps the pieces read so far if
-    a cold prompt would stop at the same place. Raises `NotFinite`.
+    `caches` are the row's own plain caches, `hot` is the cache that the new one would take the place of. A row that was
+    cancelled while its prompt was read keeps the pieces read so far if a cold prompt would stop at the same place. Raises
+    `NotFinite`.
     """
     if row.backing is None:  # the row was in a batch: these are its own caches, just cut out of it
         row.backing = Backing(caches)
-        for data in row.parts:
-            data.lend(row.backing)
     # A forced run is read as a whole: where the answer ended inside it, the states are those of tokens that were never said.
     said = len(row.out) > 0 and row.position == len(row.prompt.ids) + len(row.out)
     complete = said if row.decoding else row.at_cut
@@ -90,5 +113,10 @@ def finish_row(pool: Pool, row: Row, caches: list[Any]) -> HotCache | None:
         store_segment(pool, row, row.ids, "answer" if row.out else "prompt", row.position)
     if row.parent is None or row.parent.end != row.position or not row.parent.held or row.parent.parent is None:
         return None
-    hot = HotCache(row.parent, row.backing)
-    return hot if hot.usable else None
+    new = HotCache(row.parent, row.backing, row.parts)
+    if not new.usable or (hot is not None and row.is_side):  # a title or a summary is not what goes on
+        return None
+    for data in row.parts:
+        if data.owned or (hot is not None and data.reads(hot.backing)):
+            data.lend(row.backing)
+    return new

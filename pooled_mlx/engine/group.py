@@ -76,16 +76,19 @@ class DecodeGroup:
 
     def join(self, other: DecodeGroup) -> None:
         """Take the rows of `other` in. The caches of both are copied into one batch; `other` must not be used again."""
-        if len(self.rows) == 1:
-            self.caches = [cache.merge([cache]) for cache in self.caches]
-        theirs = other.caches if len(other.rows) > 1 else [cache.merge([cache]) for cache in other.caches]
-        for mine, their in zip(self.caches, theirs, strict=True):
-            mine.extend(their)
+        mine, theirs = self.caches, other.caches
+        self.caches, other.caches = [], []
+        for index in range(len(mine)):  # layer by layer, so that little is in memory twice
+            joined = mine[index].merge([mine[index]]) if len(self.rows) == 1 else mine[index]
+            joined.extend(theirs[index].merge([theirs[index]]) if len(other.rows) == 1 else theirs[index])
+            mine[index], theirs[index] = None, None
+            mx.eval(arrays_in(joined))
+            self.caches.append(joined)
         self.rows = [*self.rows, *other.rows]
         self.pending = mx.concatenate([self.pending, other.pending])
         self.finite = mx.concatenate([self.finite, other.finite])
         self._sampler = BatchSampler([row.sampling for row in self.rows])
-        mx.eval(self.pending, self.finite, arrays_in(self.caches))
+        mx.eval(self.pending, self.finite)
 
     def remove(self, leaving: Sequence[Row]) -> dict[Row, tuple[list[Any], Pending]]:
         """Take rows out and return each one's own plain caches and unread token; the group may be empty afterwards."""
@@ -277,3 +280,12 @@ def useful_and_padded_bytes(rows: Sequence[tuple[int, int]], token_bytes: int) -
     useful = sum(tokens * token_bytes + state for tokens, state in rows)
     longest = max(tokens for tokens, _ in rows)
     return useful, sum(longest * token_bytes + state for _, state in rows)
+
+
+def padding_bytes(group: DecodeGroup, other: DecodeGroup, token_bytes: int, state_bytes: int, limit: float) -> int | None:
+    """What padding takes when these share a batch; None when they cannot, or when useful bytes x `limit` would be exceeded."""
+    if not batchable(group.caches) or not batchable(other.caches):
+        return None
+    sizes = [(row.position, state_bytes) for row in (*group.rows, *other.rows)]
+    useful, padded = useful_and_padded_bytes(sizes, token_bytes)
+    return padded - useful if padded <= limit * useful else None

@@ -18,7 +18,7 @@ from pooled_mlx.core.events import Queued
 from pooled_mlx.engine.cuts import CutRule
 from pooled_mlx.engine.endings import OWN_FAULTS, Counters, Endings
 from pooled_mlx.engine.finish import NotFinite
-from pooled_mlx.engine.group import DecodeGroup, batchable, useful_and_padded_bytes
+from pooled_mlx.engine.group import DecodeGroup, padding_bytes
 from pooled_mlx.engine.mlx_backend import LoadedModel, mx
 from pooled_mlx.engine.pool import Match, Pool
 from pooled_mlx.engine.prefill import Prefill
@@ -31,6 +31,8 @@ _log = logging.getLogger("pooled.engine")
 
 _CLEAR_EVERY = 512
 """Pieces and steps between returns of MLX's unused buffers: the number of live Metal buffers is limited."""
+
+_SETTLE_EVERY = 64  # decode steps between counts of what growing caches take
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Loop:
     ) -> None:
         self.model, self.pool, self.rule, self.settings = model, pool, rule, settings
         self._observer, self._explain, self._after_turn, self._clock = observer, explain, after_turn, clock
-        self.slots = Slots(pool, observer, remember)
+        self.slots = Slots(pool, observer, remember, lambda: self.groups, settings.token_bytes)
         self.counters = Counters()
         self._endings = Endings(self.slots, self.counters)
         self.waiting: deque[Row] = deque()
@@ -111,8 +113,7 @@ class Loop:
 
     def set_pool_budget(self, budget_bytes: int) -> None:
         """Change what the pool may take and give back what is freed at once."""
-        self.pool.set_budget(budget_bytes)
-        self.slots.settle()
+        self.slots.set_budget(budget_bytes)
         mx.clear_cache()
 
     # --- one turn
@@ -161,7 +162,7 @@ class Loop:
                 self._take_out(group, cancelled)
 
     def _admit(self) -> None:
-        admitted = False
+        before = len(self.waiting)
         while self.waiting and len(self.running) < self.settings.max_running:
             row = self.waiting[0]
             if not self.slots.admit(row, alone=not self.running):
@@ -170,8 +171,7 @@ class Loop:
             row.started_at = self._clock()
             self._observer.started(row)
             self.prefills.append(Prefill(self.model, self.pool, self.rule, row))
-            admitted = True
-        if admitted:
+        if len(self.waiting) < before:
             self._tell_the_queue()
 
     def _tell_the_queue(self) -> None:
@@ -188,7 +188,8 @@ class Loop:
         began = time.perf_counter()
         try:
             if not prefill.started:
-                prefill.restore(self.slots.take_hot)
+                self.slots.accounts.make_way(row)
+                prefill.restore(lambda match: self.slots.take_hot(row, match))
                 self._tell_why(prefill)
                 self._tell_progress(prefill)
             before = row.position
@@ -230,7 +231,8 @@ class Loop:
         """`start` is the logits after the row's last token, or the pending token that it was parked with."""
         assert row.caches is not None
         row.decoding = True
-        new = DecodeGroup(self.model, row, row.caches, start, self.rule.step, self.settings.known_tokens)
+        caches, row.caches = row.caches, []  # the group's from now on
+        new = DecodeGroup(self.model, row, caches, start, self.rule.step, self.settings.known_tokens)
         group = next((group for group in self.groups if self._fit_together(group, new)), None)
         if group is None:
             self.groups.append(new)
@@ -246,11 +248,9 @@ class Loop:
             self._rebuild(members, error)
 
     def _fit_together(self, group: DecodeGroup, new: DecodeGroup) -> bool:
-        if not batchable(group.caches) or not batchable(new.caches):
-            return False
-        sizes = [(row.position, self.settings.state_bytes) for row in (*group.rows, *new.rows)]
-        useful, padded = useful_and_padded_bytes(sizes, self.settings.token_bytes)
-        return padded <= self.settings.padding_limit * useful and self.slots.make_room_for_batch((*group.rows, *new.rows))
+        settings, rows = self.settings, [*group.rows, *new.rows]
+        padding = padding_bytes(group, new, settings.token_bytes, settings.state_bytes, settings.padding_limit)
+        return padding is not None and self.slots.accounts.make_room_for_batch(rows, padding)
 
     # --- decode
 
@@ -269,6 +269,8 @@ class Loop:
             self._rebuild(group.rows, error)
             return
         self.counters.steps += 1
+        if self.counters.steps % _SETTLE_EVERY == 0:
+            self.slots.settle()
         leaving = [row for row in group.rows if row.broken is not None or row.finish is not None or self._must_leave(row)]
         if leaving:
             self._take_out(group, leaving)
@@ -324,6 +326,8 @@ class Loop:
             return
         if not group.rows:
             self.groups.remove(group)
+        elif len(group.rows) == 1 and group.rows[0].backing is None:
+            self.slots.own_cache(group.rows[0], group.caches)
         for row, (row_caches, pending) in caches.items():
             row.caches, row.pending = row_caches, pending
             if row.broken is not None:

@@ -13,6 +13,10 @@ MIB, GIB = 1024**2, 1024**3
 CONTEXT_STEP = 1024
 """A planned context is a multiple of this many tokens."""
 
+ID_BYTES = 4
+"""A token's id, which the pool keeps beside its K/V."""
+GROWTH_TOKENS = 256
+"""Caches grow by so many tokens at once."""
 KEPT_STATES = 4
 """Recurrent states that a plan has room for: those of one running request and of its last boundaries."""
 
@@ -144,9 +148,9 @@ def loaded_bytes(weights_bytes: int, has_metal: bool, *, quantized: bool = True)
 
 
 def request_bytes(shape: CacheShape, prompt_tokens: int, max_output_tokens: int) -> int:
-    """Bytes that one request takes at its longest, alone: K/V once (segments are windows on its cache), two states."""
+    """Bytes that one request takes at its longest, alone: K/V once (segments are windows on its cache), ids, two states."""
     tokens = prompt_tokens + max_output_tokens
-    return shape.kv_bytes_per_token * tokens + 2 * shape.row_bytes
+    return (shape.kv_bytes_per_token + ID_BYTES) * tokens + GROWTH_TOKENS * shape.kv_bytes_per_token + 2 * shape.row_bytes
 
 
 def plan_memory(
@@ -171,9 +175,10 @@ def plan_memory(
     working = max(int(weights_bytes * _WORKING_SHARE), _LEAST_WORKING)
     headroom = max(int(limit * _HEADROOM_SHARE), _LEAST_HEADROOM)
     room = limit - weights_bytes - working - headroom
-    states = KEPT_STATES * shape.row_bytes
+    states = KEPT_STATES * shape.row_bytes + GROWTH_TOKENS * shape.kv_bytes_per_token
     parts = f"weights {format_size(weights_bytes)}, working space {format_size(working)}, headroom {format_size(headroom)}"
-    least = shape.kv_bytes_per_token * CONTEXT_STEP + states
+    per_token = shape.kv_bytes_per_token + ID_BYTES
+    least = per_token * CONTEXT_STEP + states
     if room < least:
         raise DoesNotFitError(
             f"{model} does not fit: it needs {format_size(limit - room + least)} ({parts}, {format_size(least)} of cache for a "
@@ -186,8 +191,7 @@ def plan_memory(
             f"{format_size(room)}"
         )
     pool = room if pool_bytes is None else pool_bytes
-    per_token = shape.kv_bytes_per_token
-    fitting = max((pool - states) // per_token if per_token else context_max, 0)
+    fitting = max((pool - states) // per_token, 0)
     if context is None:
         wished = min(context_default or context_max, context_max, LONGEST_DEFAULT_CONTEXT)
         tokens = wished if wished <= fitting else fitting // CONTEXT_STEP * CONTEXT_STEP

@@ -184,8 +184,8 @@ def wrap_model(module: Any, config: dict[str, Any], quantization: str = "none") 
 def _parts(module: Any) -> tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]] | None:
     """Layers and output layer by the names that mlx-lm's models give them, if they make the very logits of `module`."""
     text = getattr(module, "language_model", module)
-    layers = getattr(text, "model", None)
-    output = getattr(text, "lm_head", None) or getattr(getattr(layers, "embed_tokens", None), "as_linear", None)
+    layers: Any = getattr(text, "model", None)
+    output: Any = getattr(text, "lm_head", None) or getattr(getattr(layers, "embed_tokens", None), "as_linear", None)
     if not callable(layers) or not callable(output):
         return None
     ids = mx.array([[0, 1, 2]])

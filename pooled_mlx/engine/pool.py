@@ -207,7 +207,7 @@ class Pool:
         target = self.budget_bytes - size_bytes
         if self.used_bytes <= target or (self._shrink(self.budget_bytes) and self.used_bytes <= target):
             return True
-        if self.used_bytes - self._evictable_bytes() > target:
+        if self.used_bytes - self.evictable_bytes() > target:
             return False
         return self._shrink(target)
 
@@ -358,7 +358,8 @@ class Pool:
         while len(self.pins) > MOST_PINS:
             self.pins.popitem(last=False)
 
-    def _evictable_bytes(self) -> int:
+    def evictable_bytes(self) -> int:
+        """Bytes that could be evicted: what no running request stands on."""
         return sum(
             (0 if segment.tips else segment.state_bytes) if segment.leases else segment.bytes for segment in self.segments()
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pooled_mlx.engine.cuts import CutRule, Piece, checkpoints, pieces
-from pooled_mlx.engine.finish import data_of, store_segment
+from pooled_mlx.engine.finish import HotCache, data_of, store_segment
 from pooled_mlx.engine.mlx_backend import LoadedModel, mx
 from pooled_mlx.engine.pool import Match, Pool
 from pooled_mlx.engine.rows import Row
@@ -47,10 +47,10 @@ class Prefill:
         """Where this prefill will still cut segments."""
         return [piece.end for piece in self._pieces if piece.checkpoint]
 
-    def restore(self, take_hot: Callable[[Match], Backing | None] = lambda match: None) -> None:
+    def restore(self, take_hot: Callable[[Match], HotCache | None] = lambda match: None) -> None:
         """Find the longest stored prefix and make it the row's working cache.
 
-        `take_hot` gives the working cache that holds exactly a match, if it is still in memory.
+        `take_hot` gives the kept cache that holds exactly a match, if there is one.
         """
         row = self.row
         match = Match() if row.cold else self._lookup()
@@ -61,8 +61,12 @@ class Prefill:
         row.source = match.partial[0] if match.partial is not None else match.parent
         row.lower, row.position, row.at_cut = row.parent.end, match.tokens, False
         path = [data_of(segment) for segment in match.path]
-        row.backing = take_hot(match)
-        if row.backing is None:
+        hot = take_hot(match)
+        if hot is not None:
+            hot.reclaim()
+            row.backing = hot.backing
+            path = [data for data in path if data in hot.parts]
+        else:
             row.backing = Backing(self._model.make_cache())
             partial = (data_of(match.partial[0]), match.partial[1]) if match.partial is not None else None
             materialise(row.backing.caches, path, partial, reserve_tokens=len(self._ids) - match.tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from pooled_mlx.engine.sampler import SamplingParameters
 from pooled_mlx.engine.segments import Backing, SegmentData
 from pooled_mlx.grammar.match import Constraint
 from pooled_mlx.text.answer_stream import AnswerStream
+
+if TYPE_CHECKING:
+    from pooled_mlx.engine.finish import HotCache
 
 EndReason = Literal["stop", "length", "context_full"]
 """Why the engine stopped a row; what the client reads is decided by the answer (it may have ended with calls)."""
@@ -44,7 +47,7 @@ class Row:
     `out`, unless its answer ended inside a forced run. `lower` is the token at which the next segment starts, `parent` the
     segment that ends there.
 
-    `projected_bytes` is what it takes at its longest, alone, `reserved_bytes` what of that the pool has set aside for it.
+    `projected_bytes` is what it takes at its longest, alone. `hot` is the kept cache that it was admitted to go on from.
 
     `at_cut`: a cold prompt would stop at `position` as well. `source` is the segment that the row resumed from or in, `own`
     the first one that it added to the pool, `parts` the payloads whose very bits its caches hold.
@@ -92,7 +95,7 @@ class Row:
     ended: bool = False
     finish: EndReason | None = None
     projected_bytes: int = 0
-    reserved_bytes: int = 0
+    hot: HotCache | None = None
 
     @property
     def id(self) -> str:

@@ -233,6 +233,13 @@ class SegmentData:
         if self._deltas[layer] is not None:
             self._deltas[layer] = _map(lambda array: array[..., self.lo : self.hi, :], _buffers(cache))
 
+    def unmove(self, layers: int) -> None:
+        """Give the first `layers` layers arrays of their own again, after `move`."""
+        for layer in range(layers):
+            if self._deltas[layer] is not None:
+                self._deltas[layer] = _map(mx.contiguous, self._deltas[layer])
+                mx.eval(arrays_in(self._deltas[layer]))
+
     def lend(self, backing: Backing) -> None:
         """Read the delta from `backing`, which holds bit-equal copies of it, and free the own arrays.
 
@@ -285,21 +292,29 @@ def materialise(
         return 0
     spare = (-(tokens + reserve_tokens)) % _STEP + reserve_tokens
     states = path[-1].states() if path and partial is None and not is_divisible(caches) else None
-    for index, layer in enumerate(layers_of(caches)):
-        if not is_attention(layer):
-            assert states is not None
-            _thaw(layer, states[index])
-            continue
-        deltas = [data.delta(index) for data in path]
-        if partial is not None:
-            deltas.append(partial[0].delta(index, partial[1]))
-        if arrays_in(deltas):
-            layer.keys, layer.values = _concatenate(deltas, spare)
-            layer.offset = tokens
-            del deltas
-            mx.eval(arrays_in(_buffers(layer)))
-            for data in path:
-                data.move(index, layer)
+    layers = layers_of(caches)
+    done = 0
+    try:
+        for index, layer in enumerate(layers):
+            if not is_attention(layer):
+                assert states is not None
+                _thaw(layer, states[index])
+                continue
+            deltas = [data.delta(index) for data in path]
+            if partial is not None:
+                deltas.append(partial[0].delta(index, partial[1]))
+            if arrays_in(deltas):
+                layer.keys, layer.values = _concatenate(deltas, spare)
+                layer.offset = tokens
+                del deltas
+                mx.eval(arrays_in(_buffers(layer)))
+                for data in path:
+                    data.move(index, layer)
+            done = index + 1
+    except Exception:
+        for data in path:  # back to arrays of their own: slices would keep the whole unfinished cache alive
+            data.unmove(done)
+        raise
     return tokens
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from pooled_mlx.core.errors import ApiError, engine_failed
+from pooled_mlx.engine.accounts import Accounts
 from pooled_mlx.engine.finish import HotCache, NotFinite, data_of, finish_row
+from pooled_mlx.engine.group import DecodeGroup
 from pooled_mlx.engine.pool import Lease, Match, Pool
 from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.segments import Backing
@@ -32,86 +34,87 @@ class Observer(Protocol):
 
 
 class Slots:
-    """The resources of all running rows, and the cache of the one that ended last. Owned by the engine thread."""
+    """The resources of all running rows, and the cache of the one that ended last. Owned by the engine thread.
 
-    def __init__(self, pool: Pool, observer: Observer, remember: Callable[[Row], None]) -> None:
+    `groups` tells which decode groups there are, `token_bytes` is the K/V of one token.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        observer: Observer,
+        remember: Callable[[Row], None],
+        groups: Callable[[], Sequence[DecodeGroup]] = lambda: (),
+        token_bytes: int = 0,
+    ) -> None:
         self.pool, self._observer, self._remember = pool, observer, remember
-        self.hot: HotCache | None = None
-        self._rows: set[Row] = set()
+        self.accounts = Accounts(pool, groups, token_bytes)
+        self._refused: tuple[str, int] | None = None
 
-    # --- bytes
+    @property
+    def hot(self) -> HotCache | None:
+        """The kept cache of the row that ended last."""
+        return self.accounts.hot
+
+    # --- room
 
     def admit(self, row: Row, *, alone: bool) -> bool:
-        """Lease what the pool has of the row's prompt and set bytes aside for the rest.
+        """Lease what the pool has of the row's prompt, with the kept cache that holds it.
 
-        False, with nothing changed, when there is no room; a row that runs `alone` is admitted in any case.
+        False, with nothing changed, when there is no room for the rest; a row that runs `alone` is admitted in any case.
         """
+        accounts = self.accounts
+        if self._refused == (row.id, accounts.changes) and not alone:
+            return False
         match = self.pool.lookup(row.ids)
         row.lease = Lease(self.pool, match.tips)
         row.parent = match.parent or self.pool.root
-        if not self._takes_hot(match) and not self.pool.make_room(self._needed(row)):
-            self.drop_hot()
-        if not (alone or self.pool.make_room(self._needed(row))):
+        if accounts.leads_to_hot(match, accounts.hot):
+            row.hot, accounts.hot = accounts.hot, None
+        accounts.rows[row] = None
+        if not (accounts.has_room() or alone):
+            del accounts.rows[row]
+            if row.hot is not None:
+                row.hot, accounts.hot = None, row.hot
             self._release(row)
+            self._refused = (row.id, accounts.changes)
             return False
-        self._rows.add(row)
-        self.settle()
+        accounts.settle()
         return True
 
     def settle(self) -> None:
-        """Set aside what running rows and the hot cache need beyond the pool's segments. Call it when that changed.
+        """Count what is there and bring it under the budget. Call it when that changed."""
+        self.accounts.settle()
 
-        Running rows' bytes are real whatever the budget says: the pool makes room as far as it can, and at last the hot cache
-        goes.
-        """
-        for row in self._rows:
-            self._reserve(row, self._needed(row))
-        self.pool.spare_bytes = self.hot.spare_bytes if self.hot is not None else 0
-        fits = self.pool.make_room(0)
-        if self.hot is not None and not (fits and self.hot.usable):
+    def set_budget(self, budget_bytes: int) -> None:
+        """Change the pool's budget. A kept cache goes before anything that is stored."""
+        self.pool.budget_bytes = budget_bytes
+        self.accounts.measure()
+        if self.pool.used_bytes > budget_bytes:
             self.drop_hot()
-
-    def _reserve(self, row: Row, size_bytes: int) -> None:
-        self.pool.reserved_bytes += size_bytes - row.reserved_bytes
-        row.reserved_bytes = size_bytes
-
-    def make_room_for_batch(self, rows: Sequence[Row]) -> bool:
-        """Room for what these rows take more in a batch, where their segments can be no windows on their caches."""
-        return self.pool.make_room(sum(self._window_bytes(row) for row in rows if row.backing is not None))
-
-    def _needed(self, row: Row) -> int:
-        """A row's projected bytes without those that its segments count already."""
-        return max(0, row.projected_bytes - self._window_bytes(row))
-
-    def _window_bytes(self, row: Row) -> int:
-        """Bytes of the row's path that are, or will be once it is restored, windows on its own working cache.
-
-        Of a segment that is a window on another row's cache, or on a kept one that this row cannot take, there will be two.
-        """
-        path = [data_of(segment) for segment in row.parent.path() if segment.held] if row.parent is not None else []
-        if row.caches is not None:
-            return sum(data.delta_bytes for data in path if row.backing is not None and data.reads(row.backing))
-        hot = self.hot.backing if self.hot is not None and self.hot.usable and self.hot.leaf is row.parent else None
-        return sum(data.delta_bytes for data in path if data.owned or (hot is not None and data.reads(hot)))
+        self.pool.set_budget(budget_bytes)
+        self.settle()
 
     # --- caches
 
-    def take_hot(self, match: Match) -> Backing | None:
-        """The hot cache, if it holds exactly what `match` found: from now on it is the caller's."""
-        hot = self.hot
-        if hot is None or not self._takes_hot(match):
+    def take_hot(self, row: Row, match: Match) -> HotCache | None:
+        """The kept cache, if it holds exactly what `match` found: from now on it is the row's."""
+        accounts = self.accounts
+        hot, row.hot = row.hot, None
+        if hot is not None:
+            if accounts.leads_to_hot(match, hot):
+                return hot
+            hot.dissolve()  # what it held was dropped in the meantime
+        if not accounts.leads_to_hot(match, accounts.hot):
             return None
-        self.hot = None
-        return hot.backing
-
-    def _takes_hot(self, match: Match) -> bool:
-        return self.hot is not None and self.hot.usable and match.partial is None and match.parent is self.hot.leaf
+        hot, accounts.hot = accounts.hot, None
+        return hot
 
     def drop_hot(self) -> None:
-        """Give the hot cache's segments arrays of their own and free the rest of it."""
-        hot, self.hot = self.hot, None
+        """Give the kept cache's segments arrays of their own and free the rest of it."""
+        hot, self.accounts.hot = self.accounts.hot, None
         if hot is not None:
-            self._dissolve(hot.backing)
+            hot.dissolve()
         self.settle()
 
     def own_copies(self, row: Row) -> None:
@@ -120,23 +123,23 @@ class Slots:
             row.backing.flush()
             row.backing = None
 
-    def _dissolve(self, backing: Backing) -> None:
-        try:
-            backing.dissolve()
-        except Exception:  # out of memory: the segments go on reading from the old cache
-            _log.exception("segments could not be given arrays of their own")
+    def own_cache(self, row: Row, caches: list[Any]) -> None:
+        """The row is alone again: segments become windows on its caches where those hold the same bits."""
+        row.backing = Backing(caches)
+        for data in row.parts:
+            if data.owned:
+                data.lend(row.backing)
 
     # --- endings
 
     def finish(self, row: Row, caches: list[Any]) -> None:
         """Keep what the row computed, then close it. A cancelled row keeps its finished tokens as well."""
         try:
-            hot = finish_row(self.pool, row, caches)
+            self.accounts.measure()
+            hot = finish_row(self.pool, row, caches, self.hot)
             if hot is not None:
-                old, self.hot = self.hot, hot
                 row.backing = None
-                if old is not None:
-                    self._dissolve(old.backing)
+                self.accounts.keep(hot)
             if row.out and not row.ended:
                 self.remember(row)
         except NotFinite:
@@ -153,13 +156,22 @@ class Slots:
             _log.exception("request %s: the ids of its answer could not be kept", row.id)
 
     def discard(self, row: Row) -> None:
-        """A step failed: drop the segments that read from this row's caches, which cannot be trusted any more."""
+        """A step failed: drop what this row stored, which cannot be trusted any more.
+
+        What it resumed from was computed by others and is only kept in its caches: that goes if it cannot be read from there.
+        """
         self._release(row)
         if row.backing is not None and row.parent is not None:
-            for segment in row.parent.path():
-                if data_of(segment).reads(row.backing):
+            lent = [segment for segment in row.parent.path() if segment.held and data_of(segment).reads(row.backing)]
+            if row.own is not None:
+                self.pool.drop(row.own, "failed")
+            try:
+                row.backing.flush()
+            except Exception:
+                _log.exception("request %s: what it resumed from cannot be read any more", row.id)
+            for segment in lent:
+                if segment.held and (data_of(segment).reads(row.backing) or not data_of(segment).finite(delta=True)):
                     self.pool.drop(segment, "failed")
-                    break
         row.backing = None
 
     def drop_source(self, row: Row) -> None:
@@ -191,23 +203,31 @@ class Slots:
 
     def abort(self, rows: Iterable[Row], error: ApiError) -> None:
         """End all these requests and give up everything stored: the engine will not go on."""
-        self.hot, self.pool.spare_bytes = None, 0
+        self.accounts.hot = None
         for row in rows:
-            row.backing = None
+            row.backing = row.hot = None
             try:
                 self.close(row, error)
             except Exception:
                 _log.exception("request %s could not be ended", row.id)
         self.pool.clear()
+        self.settle()
 
     def _free(self, row: Row) -> None:
         backing, row.backing = row.backing, None
+        hot, row.hot = row.hot, None
         row.caches, row.pending, row.parts = None, None, []
-        self._rows.discard(row)
-        self._reserve(row, 0)
+        self.accounts.rows.pop(row, None)
         self._release(row)
         if backing is not None:
-            self._dissolve(backing)
+            try:
+                backing.dissolve()
+            except Exception:  # out of memory: the segments go on reading from the old cache
+                _log.exception("segments could not be given arrays of their own")
+        if hot is not None:
+            self.accounts.keep(hot)
+        elif self.hot is not None:
+            self.hot.reclaim()
         self.settle()
 
     @staticmethod

@@ -167,7 +167,7 @@ class PoolWalk(RuleBasedStateMachine):
         assert self.pool.segment_bytes == sum(segment.bytes for segment in segments)
         assert self.pool.reserved_bytes == sum(self.reserved)
         if self.pool.used_bytes > self.pool.budget_bytes:
-            assert self.pool._evictable_bytes() == 0
+            assert self.pool.evictable_bytes() == 0
 
     @invariant()
     def the_tree_is_sound(self):

@@ -120,7 +120,7 @@ def test_pool_and_limit_that_the_user_wants():
     facts = DeviceFacts("test", 64 * GIB, True, 48 * GIB, 36 * GIB)
     made = plan_memory(facts, 20 * GIB, QWEN36, context_max=262_144, pool_bytes=2 * GIB)
     assert made.pool_bytes == 2 * GIB
-    assert made.context_tokens == (2 * GIB - 4 * QWEN36.state_bytes) // 20_480 // 1024 * 1024
+    assert made.context_tokens == (2 * GIB - 4 * QWEN36.state_bytes - 256 * 20_480) // 20_484 // 1024 * 1024
     assert plan_memory(facts, 20 * GIB, QWEN36, context_max=8192, limit_bytes=30 * GIB).limit_bytes == 30 * GIB
     assert plan_memory(facts, 20 * GIB, QWEN36, context_max=8192, limit_bytes=60 * GIB).limit_bytes == 48 * GIB
     with pytest.raises(DoesNotFitError, match=r"a pool of 40\.0 GiB does not fit.*leave"):
