@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 _log = logging.getLogger("pooled.engine")
 
@@ -184,15 +184,15 @@ def wrap_model(module: Any, config: dict[str, Any], quantization: str = "none") 
 def _parts(module: Any) -> tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]] | None:
     """Layers and output layer by the names that mlx-lm's models give them, if they make the very logits of `module`."""
     text = getattr(module, "language_model", module)
-    layers: Any = getattr(text, "model", None)
-    output: Any = getattr(text, "lm_head", None) or getattr(getattr(layers, "embed_tokens", None), "as_linear", None)
+    layers = getattr(text, "model", None)
+    output = getattr(text, "lm_head", None) or getattr(getattr(layers, "embed_tokens", None), "as_linear", None)
     if not callable(layers) or not callable(output):
         return None
     ids = mx.array([[0, 1, 2]])
     try:
         apart = output(layers(ids, cache=mlx_cache.make_prompt_cache(module)))
         if bool(mx.array_equal(apart, module(ids, cache=mlx_cache.make_prompt_cache(module)), equal_nan=True).item()):
-            return layers, output
+            return cast(Any, layers), cast(Any, output)
     except (AttributeError, TypeError, ValueError):
         _log.debug("the output layer of %s is not computed apart", type(module).__name__, exc_info=True)
     return None
