@@ -26,7 +26,7 @@ from pooled_mlx.engine.room import Room, RoomSettings
 
 SIZES = (
     Size("rounds", 3, 1, "interleaved rounds of the stream rates"),
-    Size("tokens", 128, 24, "tokens of each answer"),
+    Size("tokens", 256, 24, "tokens of each answer"),
     Size("system_words", 150, 60, "words of the system prompt that all streams have in common, as an agent's have"),
     Size("repeats", 5, 1, "repetitions of the other measurements"),
     Size("long_prompt", 2000, 600, "tokens of the prompt that is read beside a running stream"),

@@ -16,7 +16,7 @@ import numpy as np
 from pooled_mlx.engine.mlx_backend import ArraysCache, LoadedModel, RotatingKVCache, mx
 from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.sampler import BatchSampler, usable_rows
-from pooled_mlx.engine.segments import arrays_in, layers_of
+from pooled_mlx.engine.segments import Evaluation, arrays_in, layers_of
 
 Pending = tuple[mx.array, mx.array]
 """The chosen, unread tokens `[batch]` of some rows and whether the logits behind them were finite `[batch]`."""
@@ -78,12 +78,14 @@ class DecodeGroup:
         """Take the rows of `other` in. The caches of both are copied into one batch; `other` must not be used again."""
         mine, theirs = self.caches, other.caches
         self.caches, other.caches = [], []
-        for index in range(len(mine)):  # layer by layer, so that little is in memory twice
+        evaluation = Evaluation()
+        for index in range(len(mine)):  # so that little is in memory twice
             joined = mine[index].merge([mine[index]]) if len(self.rows) == 1 else mine[index]
             joined.extend(theirs[index].merge([theirs[index]]) if len(other.rows) == 1 else theirs[index])
             mine[index], theirs[index] = None, None
-            mx.eval(arrays_in(joined))
+            evaluation.add(arrays_in(joined))
             self.caches.append(joined)
+        evaluation.finish()
         self.rows = [*self.rows, *other.rows]
         self.pending = mx.concatenate([self.pending, other.pending])
         self.finite = mx.concatenate([self.finite, other.finite])

@@ -190,7 +190,7 @@ def _parts(module: Any) -> tuple[Callable[..., mx.array], Callable[[mx.array], m
         return None
     ids = mx.array([[0, 1, 2]])
     try:
-        apart = output(layers(ids, cache=mlx_cache.make_prompt_cache(module)))
+        apart: Any = output(layers(ids, cache=mlx_cache.make_prompt_cache(module)))
         if bool(mx.array_equal(apart, module(ids, cache=mlx_cache.make_prompt_cache(module)), equal_nan=True).item()):
             return cast(Any, layers), cast(Any, output)
     except (AttributeError, TypeError, ValueError):

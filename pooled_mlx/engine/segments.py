@@ -28,6 +28,7 @@ from pooled_mlx.engine.mlx_backend import (
 
 _STEP = 256
 """Buffers of attention caches grow in multiples of this many tokens, as mlx-lm's own do."""
+_EVALUATED_BYTES = 16 << 20
 _PROBE_TOKENS = 512
 """How far a cache of an unknown class is filled to see what a token takes in it."""
 
@@ -57,6 +58,30 @@ def arrays_in(value: Any) -> list[mx.array]:
 def bytes_of(value: Any) -> int:
     """Bytes of all arrays in caches, unused ends of buffers included."""
     return sum(array.nbytes for array in arrays_in(value))
+
+
+class Evaluation:
+    """Evaluates arrays that are made one after the other, so many at a time that little is in memory twice.
+
+    One evaluation for each of many small arrays would take longer than their copying.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[mx.array] = []
+        self._bytes = 0
+
+    def add(self, tree: Any) -> None:
+        """These arrays too, now or soon."""
+        arrays = arrays_in(tree)
+        self._waiting += arrays
+        self._bytes += sum(array.nbytes for array in arrays)
+        if self._bytes >= _EVALUATED_BYTES:
+            self.finish()
+
+    def finish(self) -> None:
+        """All that still wait."""
+        mx.eval(self._waiting)
+        self._waiting, self._bytes = [], 0
 
 
 def is_attention(layer: Any) -> bool:
@@ -147,11 +172,13 @@ class Backing:
         self._copy_out(empty=True)
 
     def _copy_out(self, *, empty: bool) -> None:
+        evaluation = Evaluation()
         for index, layer in enumerate(self.layers):
             for data in self._held:
-                data.own(index)
+                data.own(index, evaluation)
             if empty:
                 vars(layer).clear()
+        evaluation.finish()
         for data in self._held:
             data.detach()
         self._held = []
@@ -212,11 +239,11 @@ class SegmentData:
         self.detach()
         self._deltas, self._states, self._released = [None] * len(self._attention), None, True
 
-    def own(self, layer: int) -> None:
+    def own(self, layer: int, evaluation: Evaluation) -> None:
         """Copy the delta of one layer out of the backing cache."""
         if self._backing is not None and self._attention[layer] and self._deltas[layer] is None:
             delta = _map(mx.contiguous, self.delta(layer))
-            mx.eval(arrays_in(delta))
+            evaluation.add(delta)
             self._deltas[layer] = delta
 
     def detach(self) -> None:
@@ -292,7 +319,7 @@ def materialise(
         return 0
     spare = (-(tokens + reserve_tokens)) % _STEP + reserve_tokens
     states = path[-1].states() if path and partial is None and not is_divisible(caches) else None
-    layers = layers_of(caches)
+    layers, evaluation = layers_of(caches), Evaluation()
     done = 0
     try:
         for index, layer in enumerate(layers):
@@ -307,10 +334,11 @@ def materialise(
                 layer.keys, layer.values = _concatenate(deltas, spare)
                 layer.offset = tokens
                 del deltas
-                mx.eval(arrays_in(_buffers(layer)))
+                evaluation.add(_buffers(layer))
                 for data in path:
                     data.move(index, layer)
             done = index + 1
+        evaluation.finish()
     except Exception:
         for data in path:  # back to arrays of their own: slices would keep the whole unfinished cache alive
             data.unmove(done)
