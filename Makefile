@@ -5,6 +5,7 @@
 
 MODEL ?= $(if $(POOLED_MLX_MODEL),$(POOLED_MLX_MODEL),smollm2-135m)
 ARGS ?=
+WORKERS ?= 2
 VENV ?= .venv
 export VENV
 BIN = $(VENV)/bin
@@ -13,7 +14,7 @@ BIN = $(VENV)/bin
 
 help:
 	@echo "make serve   set up and serve the embedded model (MODEL=..., ARGS=...)"
-	@echo "make test    set up and run the whole test suite (ARGS=... goes to pytest)"
+	@echo "make test    set up and run the whole test suite (ARGS=... goes to pytest, WORKERS=0 runs it in one process)"
 	@echo "make check   formatting, lint and types"
 	@echo "make format  apply the formatting and the safe lint fixes"
 	@echo "make fuzz    5,000 broken requests each to a fake engine and to a small room"
@@ -32,7 +33,7 @@ serve:
 
 test:
 	@sh scripts/setup.sh dev
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@OPENBLAS_NUM_THREADS=$${OPENBLAS_NUM_THREADS:-1} exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check:
 	@sh scripts/setup.sh dev

@@ -3,7 +3,7 @@
 System prompt and ten tools of 3,000 tokens in all, twelve turns with calls and results, on the embedded model in float32 and on
 the tiny hybrid; mlx_lm.server does the same in the same run. Ours answers from a script, so that it calls tools; mlx_lm.server
 answers freely, and each server gets back what it answered itself. The reference of a first token is the prefill of the turn's
-new tokens alone, in this process, after the same history.
+new tokens alone, in this process, after the same history, in pieces of the same length.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ SIZES = (
 )
 TAIL = 64
 """Tokens between the last kept cut and the end of the history that may be computed again."""
-PIECE = 512
 ALLOWED_MS, ALLOWED_SHARE = 30.0, 0.02
 
 
 class Alone:
-    """Prefill of a turn's new tokens in this process, after as many tokens of history."""
+    """Prefill of a turn's new tokens in this process, after as many tokens of history, in pieces of `step` tokens."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        self._model = model
+    def __init__(self, model: LoadedModel, step: int) -> None:
+        self._model, self._step = model, step
         self._caches = model.make_cache()
         self._tokens = 0
 
@@ -56,7 +55,8 @@ class Alone:
 
     def _read(self, count: int) -> None:
         """Read `count` tokens; the output layer runs for the last one only, as in mlx-lm's own prefill."""
-        pieces = [PIECE] * ((count - 1) // PIECE) + [(count - 1) % PIECE, 1] if count > 0 else []
+        step = self._step
+        pieces = [step] * ((count - 1) // step) + [(count - 1) % step, 1] if count > 0 else []
         for tokens in filter(None, pieces):
             logits = self._model.forward(mx.array([[1] * tokens]), self._caches)
             states = [cache.state for cache in self._caches]
@@ -84,14 +84,16 @@ def measure(
         for server in (ours, theirs):
             stream(server, [user("hello")], 4)
         model = KINDS[kind]().load(KINDS[kind]().folder)
+        step = ours.get("/health")["prefill_step"]
+        yield note(f"{label}: prefill step", f"{step} tokens")
         peer = Agent(theirs, plain_system=None if form == "xml" else plain_system(kind))
         agent = Agent(ours)
-        yield from conversation(agent, Alone(model), label, sizes.turns, peer)
+        yield from conversation(agent, Alone(model, step), label, sizes.turns, peer)
         yield from edits(agent, label)
         if thinking:
             for keeps, name in ((True, "thinking"), (False, "thinking, client drops reasoning")):
                 talk = Agent(ours, seed=3 + keeps, thinking=True, keeps_reasoning=keeps, answer_tokens=120)
-                yield from conversation(talk, Alone(model), f"{label}, {name}", sizes.turns)
+                yield from conversation(talk, Alone(model, step), f"{label}, {name}", sizes.turns)
                 yield from edits(talk, f"{label}, {name}")
         yield from many(ours, label, sizes.conversations, sizes.interleaved_turns)
         yield from shared_prefix(ours, label)
