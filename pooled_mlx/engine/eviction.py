@@ -7,6 +7,7 @@ ordered by tier, then by worth: tokens that would have to be computed again, per
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Container, Sequence
 from enum import IntEnum
@@ -67,8 +68,18 @@ def path_ranks(path: Sequence[Segment], rule: CutRule, pinned: Container[Segment
         return ranks
     end = path[-1].end
     prompts = users = turns = 0
-    for index in range(len(points) - 1, -1, -1):
-        segment = points[index]
+    index = len(points)
+    owed = False
+    for segment in reversed(path):
+        # A recent turn without a state of its own is reached from the state before it: that one is kept in its place.
+        owed = owed or (segment.boundary == "user" and users < RECENT_USER_TURNS)
+        owed = owed or (segment.boundary in ("user", "turn") and turns < RECENT_TURNS)
+        users += segment.boundary == "user"
+        turns += segment.boundary in ("user", "turn")
+        if not segment.has_state:
+            continue
+        index -= 1
+        recent, owed = owed, False
         before = points[index - 1].end if index else 0
         last = index == len(points) - 1
         if not last and not segment.state_bytes:
@@ -82,15 +93,11 @@ def path_ranks(path: Sequence[Segment], rule: CutRule, pinned: Container[Segment
             tier = Tier.SHARED
         elif last or (segment.kind == "prompt" and not prompts):
             tier = Tier.CONVERSATION
-        elif (segment.boundary == "user" and users < RECENT_USER_TURNS) or (
-            segment.boundary in ("user", "turn") and turns < RECENT_TURNS
-        ):
+        elif recent:
             tier = Tier.RECENT
         else:
             tier = Tier.SUPERSEDED
         prompts += segment.kind == "prompt"
-        users += segment.boundary == "user"
-        turns += segment.boundary in ("user", "turn")
         lost = (segment.end - before) * (1.0 if last else _divergence(segment.end, behind, end, rule))
         ranks[segment] = Rank(tier, lost, segment.last_use, segment.key)
     return ranks
@@ -112,10 +119,19 @@ def thinning_victim(path: Sequence[Segment], rule: CutRule, pinned: Container[Se
         segment for segment in points if not segment.tips and segment.state_bytes and ranks[segment].tier != Tier.PINNED
     ]
     old = [segment for segment in points if ranks[segment].tier <= Tier.SUPERSEDED]
+    ends = [0, *(point.end for point in resume_points(path))]
 
-    def order(segment: Segment) -> tuple[bool, Rank]:
-        spared = ranks[segment].tier <= Tier.SUPERSEDED and len(old) <= OLD_STATES
-        return (spared or ranks[segment].tier > Tier.RECENT, ranks[segment])
+    def order(segment: Segment) -> tuple[int, Rank]:
+        tier = ranks[segment].tier
+        if tier <= Tier.SUPERSEDED:
+            group = 0 if len(old) > OLD_STATES else 2
+        elif tier == Tier.RECENT:  # one that lies right behind another state is hardly missed
+            group = 1 if segment.end - ends[bisect_left(ends, segment.end) - 1] <= rule.minimum else 3
+        elif tier == Tier.SHARED and segment.boundary != "system":  # an old turn that was answered twice
+            group = 2
+        else:
+            group = 4
+        return (group, ranks[segment])
 
     return min(droppable, key=order, default=None)
 

@@ -1,8 +1,10 @@
 """What the pool keeps and what goes first."""
 
+import pytest
+
 from pooled_mlx.engine.cuts import CutRule
 from pooled_mlx.engine.pool import MOST_PINS, MOST_STATES, Pool
-from tests.pool_fakes import Chat, Clock, FakeModel, make_pool, put, words
+from tests.pool_fakes import RULE, Chat, Clock, FakeModel, make_pool, put, words
 
 
 def test_a_conversation_keeps_few_states():
@@ -195,3 +197,33 @@ def test_eviction_is_the_same_each_time():
         return [segment.key for segment in pool.segments()]
 
     assert run() == run()
+
+
+INCOMING = (40, -120, -80, 30, -250, -60, -90, 50, -150, -40, 70, -110)
+"""Tokens of the turns of an agent; tool results have a minus."""
+
+
+@pytest.mark.parametrize("answer", [9, 25, 70])
+@pytest.mark.parametrize("again", [(10,), (3, 7, 10), (7, 10)], ids=str)
+def test_an_agents_recent_user_turns_can_be_sent_again(answer: int, again: tuple[int, ...]):
+    """Also where answers are so short that a state more or less hardly counts, until its neighbour goes."""
+    pool = make_pool()
+    model = FakeModel(pool)
+    chat = Chat(words("system", 1500))
+    begins: list[tuple[int, Chat]] = []
+    for turn, size in enumerate(INCOMING):
+        begins.append((len(chat.prompt()[0]) - len(Chat.HEADER), chat.copy()))
+        (chat.user if size > 0 else chat.tool)(words(f"turn {turn}", abs(size)))
+        ids, boundaries = chat.prompt()
+        calls = turn + 1 < len(INCOMING) and INCOMING[turn + 1] < 0
+        model.serve(ids, boundaries, words(f"answer {turn}", answer), calls=calls)
+        chat.answer(words(f"answer {turn}", answer))
+    recent = [number for number, size in enumerate(INCOMING) if size > 0][-2:]
+    for name in ("same", "edited"):
+        for number in again:
+            start, before = begins[number]
+            chat = before.copy().user(words(f"turn {number}" if name == "same" else f"{name} {number}", INCOMING[number]))
+            ids, boundaries = chat.prompt()
+            reused = model.serve(ids, boundaries, words(f"{name} answer {number}", 4))
+            if number in recent:
+                assert start - reused <= RULE.minimum, f"turn {number}, {name}"
