@@ -157,8 +157,7 @@ class Loop:
             self.parked.remove(row)
             self.slots.finish(row, row.caches or [])
         for group in list(self.groups):
-            cancelled = [row for row in group.rows if row.cancelled]
-            if cancelled:
+            if cancelled := [row for row in group.rows if row.cancelled]:
                 self._take_out(group, cancelled)
 
     def _admit(self) -> None:
@@ -318,11 +317,12 @@ class Loop:
         return row.cancelled or stalled or row.channel.backlog > self.settings.park_above
 
     def _take_out(self, group: DecodeGroup, leaving: Sequence[Row]) -> None:
+        members = list(group.rows)
         try:
             caches = group.remove(leaving)
         except Exception as error:
             self.groups.remove(group)
-            self._rebuild(group.rows, error)
+            self._rebuild(members, error)
             return
         if not group.rows:
             self.groups.remove(group)
