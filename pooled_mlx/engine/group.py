@@ -285,9 +285,13 @@ def useful_and_padded_bytes(rows: Sequence[tuple[int, int]], token_bytes: int) -
 
 
 def padding_bytes(group: DecodeGroup, other: DecodeGroup, token_bytes: int, state_bytes: int, limit: float) -> int | None:
-    """What padding takes when these share a batch; None when they cannot, or when useful bytes x `limit` would be exceeded."""
-    if not batchable(group.caches) or not batchable(other.caches):
+    """What padding takes when these share a batch; None when they cannot, or when useful bytes x `limit` would be exceeded.
+
+    A row that is read again after a failed step goes on alone: it may have been its fault, and another one ends it.
+    """
+    rows = [*group.rows, *other.rows]
+    if any(row.retried for row in rows) or not batchable(group.caches) or not batchable(other.caches):
         return None
-    sizes = [(row.position, state_bytes) for row in (*group.rows, *other.rows)]
+    sizes = [(row.position, state_bytes) for row in rows]
     useful, padded = useful_and_padded_bytes(sizes, token_bytes)
     return padded - useful if padded <= limit * useful else None
