@@ -25,7 +25,7 @@ from pooled_mlx.engine.prefill import Prefill
 from pooled_mlx.engine.prefill_order import PrefillOrder
 from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.share import Share, pause
-from pooled_mlx.engine.slots import Observer, Slots
+from pooled_mlx.engine.slots import Guarded, Observer, Slots
 
 _log = logging.getLogger("pooled.engine")
 
@@ -76,8 +76,8 @@ class Loop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.pool, self.rule, self.settings = model, pool, rule, settings
-        self._observer, self._explain, self._after_turn, self._clock = observer, explain, after_turn, clock
-        self.slots = Slots(pool, observer, remember, lambda: self.groups, settings.token_bytes)
+        self._observer, self._explain, self._after_turn, self._clock = Guarded(observer), explain, after_turn, clock
+        self.slots = Slots(pool, self._observer, remember, lambda: self.groups, settings.token_bytes)
         self.counters = Counters()
         self._endings = Endings(self.slots, self.counters)
         self.waiting: deque[Row] = deque()

@@ -18,7 +18,7 @@ _log = logging.getLogger("pooled.engine")
 
 
 class Observer(Protocol):
-    """What the loop tells about its work; called on the engine thread, must be quick and must not raise."""
+    """What the loop tells about its work; called on the engine thread, must be quick. What it raises is logged."""
 
     def started(self, row: Row) -> None:
         """The row left the queue."""
@@ -31,6 +31,36 @@ class Observer(Protocol):
 
     def ended(self, row: Row, error: ApiError | None) -> None:
         """The row is over."""
+
+
+class Guarded:
+    """Tells an observer everything. What goes wrong there costs nobody an answer."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def started(self, row: Row) -> None:
+        """The row left the queue."""
+        self._tell(self._observer.started, row)
+
+    def token(self, row: Row, count: int) -> None:
+        """The row reported `count` tokens."""
+        self._tell(self._observer.token, row, count)
+
+    def prefilled(self, row: Row, tokens: int, seconds: float) -> None:
+        """A piece was read."""
+        self._tell(self._observer.prefilled, row, tokens, seconds)
+
+    def ended(self, row: Row, error: ApiError | None) -> None:
+        """The row is over."""
+        self._tell(self._observer.ended, row, error)
+
+    @staticmethod
+    def _tell(note: Callable[..., None], *facts: Any) -> None:
+        try:
+            note(*facts)
+        except Exception:
+            _log.exception("what the engine did could not be noted")
 
 
 class Slots:
