@@ -33,7 +33,7 @@ class EngineThread(threading.Thread):
     def __init__(self, make_loop: Callable[[], Loop], on_ready: Callable[[], None], on_dead: Callable[[str], None]) -> None:
         super().__init__(name="pooled-engine")
         self._make_loop, self._on_ready, self._on_dead = make_loop, on_ready, on_dead
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Row | Command | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._over: ApiError | None = None
         self.stopping = False
@@ -44,7 +44,7 @@ class EngineThread(threading.Thread):
         with self._lock:
             if self._over is not None:
                 raise self._over
-            self._commands.put(lambda loop: loop.submit(row))
+            self._commands.put(row)
 
     def wake(self) -> None:
         """Make an idle thread look around: something was cancelled."""
@@ -108,8 +108,8 @@ class EngineThread(threading.Thread):
             except Exception:
                 _log.exception("the end of the engine could not be reported")
         loop, self.loop = self.loop, None
+        self._take_late(loop, error)
         if loop is not None:
-            self._take_late(loop)
             loop.abort(error)
 
     def _take_commands(self, loop: Loop, *, wait: bool) -> bool:
@@ -124,18 +124,23 @@ class EngineThread(threading.Thread):
             self._run(command, loop)
             wait = False
 
-    def _take_late(self, loop: Loop) -> None:
-        """Run what was asked just before the end."""
+    def _take_late(self, loop: Loop | None, error: ApiError) -> None:
+        """Run what was asked just before the end; without a loop, since none could be made, only end requests."""
         while True:
             try:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 return
-            if command is not None:
+            if loop is None and isinstance(command, Row):
+                command.fail(error)
+            elif loop is not None and command is not None:
                 self._run(command, loop)
 
-    def _run(self, command: Command, loop: Loop) -> None:
+    def _run(self, command: Row | Command, loop: Loop) -> None:
         try:
-            command(loop)
+            if isinstance(command, Row):
+                loop.submit(command)
+            else:
+                command(loop)
         except Exception:
             _log.exception("a command to the engine failed")
