@@ -74,7 +74,7 @@ class Endings:
         if not row.cached_tokens or row.out or row.cold:
             return False
         self._counters.not_finite += 1
-        _log.warning("request %s: a stored prefix gave output that is not finite; it is dropped and read again", row.id)
+        _log.warning("request %s: a stored prefix gave output that is not finite; it is read again", row.id)
         self._slots.drop_own(row)
         self._slots.drop_source(row)
         row.cold = True

@@ -297,6 +297,7 @@ class Loop:
             row.emit(events)
             self.counters.tokens += 1
             self._observer.token(row, 1)
+            self.slots.drop_suspect(row)
             if row.finish is not None:
                 row.end(self.slots.remember)
         except Exception as error:
@@ -398,6 +399,5 @@ class Loop:
     def abort(self, error: ApiError) -> None:
         """End every request, waiting ones included, and forget everything stored."""
         rows = [*self.waiting, *self.running]
-        self.waiting.clear()
-        self.prefills, self.groups, self.parked = [], [], []
+        self.waiting, self.prefills, self.groups, self.parked = deque(), [], [], []
         self.slots.abort(rows, error)

@@ -50,7 +50,8 @@ class Row:
     `projected_bytes` is what it takes at its longest, alone. `hot` is the kept cache that it was admitted to go on from.
 
     `at_cut`: a cold prompt would stop at `position` as well. `source` is the segment that the row resumed from or in, `own`
-    the first one that it added to the pool, `parts` the payloads whose very bits its caches hold.
+    the first one that it added to the pool, `parts` the payloads whose very bits its caches hold. `suspect` is where it had
+    resumed when its output was not finite, until it is known whether that was the cause.
     """
 
     prepared: Prepared
@@ -80,6 +81,7 @@ class Row:
     parent: Segment | None = None
     source: Segment | None = None
     own: Segment | None = None
+    suspect: Segment | None = None
     parts: list[SegmentData] = field(default_factory=list)
     lower: int = 0
     position: int = 0

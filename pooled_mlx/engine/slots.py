@@ -205,10 +205,25 @@ class Slots:
         row.backing = None
 
     def drop_source(self, row: Row) -> None:
-        """Drop the stored path that the row resumed from, with everything that hangs on it."""
+        """Drop what is not finite of the stored path that the row resumed from, with everything that hangs on it.
+
+        Where all of it is finite, it is only suspected until the row was read anew: the prompt itself may be the cause, and
+        others stand on that path as well.
+        """
         self._release(row)
-        if row.source is not None:
-            self.pool.drop(row.source.path()[0], "not finite")
+        path = row.source.path() if row.source is not None else ()
+        bad = next((segment for segment in path if segment.held and not data_of(segment).finite(delta=True)), None)
+        if bad is not None:
+            self.pool.drop(bad, "not finite")
+        else:
+            row.suspect = row.source
+        self._dissolve(row)
+
+    def drop_suspect(self, row: Row) -> None:
+        """The row said something: if it was read anew for that, drop the stored path that led to nothing."""
+        suspect, row.suspect = row.suspect, None
+        if suspect is not None:
+            self.pool.drop(suspect.path()[0], "not finite")
 
     def drop_own(self, row: Row) -> None:
         """Drop what the row added to the pool."""
@@ -244,21 +259,26 @@ class Slots:
         self.settle()
 
     def _free(self, row: Row) -> None:
-        backing, row.backing = row.backing, None
         hot, row.hot = row.hot, None
         row.caches, row.pending, row.parts = None, None, []
         self.accounts.rows.pop(row, None)
         self._release(row)
-        if backing is not None:
-            try:
-                backing.dissolve()
-            except Exception:  # out of memory: the segments go on reading from the old cache
-                _log.exception("segments could not be given arrays of their own")
+        self._dissolve(row)
         if hot is not None:
             self.accounts.keep(hot)
         elif self.hot is not None:
             self.hot.reclaim()
         self.settle()
+
+    @staticmethod
+    def _dissolve(row: Row) -> None:
+        """Give segments that read from the row's cache arrays of their own and free the rest of it."""
+        backing, row.backing = row.backing, None
+        if backing is not None:
+            try:
+                backing.dissolve()
+            except Exception:  # out of memory: the segments go on reading from the old cache
+                _log.exception("segments could not be given arrays of their own")
 
     @staticmethod
     def _release(row: Row) -> None:
