@@ -270,8 +270,7 @@ class Loop:
         self.counters.steps += 1
         if self.counters.steps % _SETTLE_EVERY == 0:
             self.slots.settle()
-        leaving = [row for row in group.rows if row.broken is not None or row.finish is not None or self._must_leave(row)]
-        if leaving:
+        if leaving := [row for row in group.rows if row.broken is not None or row.finish is not None or self._must_leave(row)]:
             self._take_out(group, leaving)
         self._since_clear += 1
         self._share.step_taken(time.perf_counter() - began)
@@ -291,9 +290,8 @@ class Loop:
             if row.fault is not None:
                 row.fault.raise_if_due(len(row.out))
             events = row.take(token)
-            now = self._clock()
-            row.first_token_at = row.first_token_at or now
-            row.last_token_at = now
+            row.last_token_at = self._clock()
+            row.first_token_at = row.first_token_at or row.last_token_at
             row.emit(events)
             self.counters.tokens += 1
             self._observer.token(row, 1)
@@ -391,8 +389,7 @@ class Loop:
         """Clean up after a failed step and check that the model still runs. Raises `EngineDead` when it does not."""
         try:
             mx.clear_cache()
-            probe = self.model.forward(mx.array([[0]]), self.model.make_cache())
-            mx.eval(probe)
+            mx.eval(self.model.forward(mx.array([[0]]), self.model.make_cache()))
         except Exception as error:
             raise EngineDead(f"the model no longer runs: {error}") from error
 
