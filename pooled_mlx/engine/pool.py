@@ -164,7 +164,11 @@ class Pool:
             return self._refuse(data, "parent gone")
         twin = self._child(parent, delta)
         if twin is not None:
+            if lease is not None:
+                lease.extend(twin)
             self._adopt(twin, data, kind)
+            if not twin.held:
+                return None
             segment = twin
         else:
             if not data.has_state and lease is None:
@@ -248,15 +252,16 @@ class Pool:
         if twin.kind == "side":
             twin.kind = kind
         growth = twin.ids.nbytes + data.delta_bytes + data.state_bytes - twin.bytes
-        if twin.has_state or not data.has_state or not self._make_way(twin, max(0, growth), data, kind):
-            data.release()
-            return
-        twin.data.release()
-        twin.data = data
-        self._measure(twin)
-        with Lease(self, [twin]):
-            for leaf in [segment for segment in twin.subtree() if segment.is_leaf]:
-                self._thin(leaf.path(), MOST_STATES)
+        with Lease(self, [twin]):  # what hangs below may have to go, and a link without a state goes with that
+            if twin.has_state or not data.has_state or not self._make_way(twin, max(0, growth), data, kind):
+                data.release()
+                return
+            twin.data.release()
+            twin.data = data
+            self._measure(twin)
+            with Lease(self, [twin]):
+                for leaf in [segment for segment in twin.subtree() if segment.is_leaf]:
+                    self._thin(leaf.path(), MOST_STATES)
 
     def _make_way(self, parent: Segment, size_bytes: int, data: SegmentData, kind: Kind) -> bool:
         with Lease(self, [parent]):

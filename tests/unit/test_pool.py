@@ -120,6 +120,42 @@ def test_a_dropped_state_comes_back_when_it_is_computed_again():
     assert pool.segment_bytes == sum(segment.bytes for segment in pool.segments())
 
 
+@pytest.mark.parametrize("leased", [True, False])
+def test_a_state_that_comes_back_may_push_out_what_hangs_below(leased: bool):
+    pool = make_pool()
+    link = put(pool, pool.root, words("a", 100))
+    below = put(pool, link, words("b", 20))
+    link.data.drop_state()
+    pool._measure(link)
+    pool.set_budget(pool.used_bytes)
+    lease = pool.lease(pool.lookup(words("x", 5))) if leased else None
+    again = put(pool, pool.root, words("a", 100), lease=lease)
+    assert again is link
+    assert (link.held, below.held) == (True, False)
+    assert link.has_state
+    assert pool.segment_bytes == sum(segment.bytes for segment in pool.segments()) <= pool.budget_bytes
+    if lease is not None:
+        assert (link.leases, link.tips) == (1, 1)
+        lease.release()
+    assert (link.leases, link.tips) == (0, 0)
+    assert pool.lookup([*words("a", 100), 1]).path == (link,)
+
+
+def test_a_link_that_is_pushed_out_with_what_hangs_below_is_stored_again_or_not_at_all():
+    pool = make_pool()
+    link = put(pool, pool.root, words("a", 100))
+    put(pool, link, words("b", 20))
+    link.data.drop_state()
+    pool._measure(link)
+    assert pool.set_budget(pool.used_bytes)
+    pool.reserved_bytes = 600
+    data = FakeData(words("a", 100), 0)
+    again = put(pool, pool.root, words("a", 100), data=data)
+    assert again is None or again.held
+    assert data.released or (again is not None and again.data is data)
+    assert pool.segment_bytes == sum(segment.bytes for segment in pool.segments())
+
+
 def test_keys_are_those_of_the_path_under_the_fingerprint():
     one, two = make_pool(), make_pool()
     other = Pool(10**9, b"another model", divisible=False, rule=RULE)
