@@ -15,11 +15,12 @@ from pooled_mlx.engine.cuts import CutRule
 from pooled_mlx.engine.facts import Facts
 from pooled_mlx.engine.loop import Loop, LoopSettings
 from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.pool import Pool
+from pooled_mlx.engine.pool import Match, Pool
 from pooled_mlx.engine.prompt import Prompt
 from pooled_mlx.engine.rows import EndReason, Row
 from pooled_mlx.engine.sampler import SamplingParameters
 from pooled_mlx.engine.segments import is_divisible
+from pooled_mlx.engine.slots import Observer
 
 _numbers = itertools.count()
 MOST_TURNS = 20_000
@@ -129,12 +130,14 @@ def make_loop(
     minimum: int = 64,
     budget: int = 1 << 30,
     remember: Callable[[Row], None] = lambda row: None,
+    explain: Callable[[Row, Match], None] = lambda row, match: None,
+    observer: Observer | None = None,
     **settings: Any,
 ) -> Loop:
     """A loop with its own pool."""
     rule = CutRule(step, spacing, min(minimum, step))
     pool = Pool(budget, b"test", divisible=is_divisible(model.make_cache()), rule=rule)
-    return Loop(model, pool, rule, LoopSettings(**{"token_bytes": 1024, **settings}), Facts(), remember)
+    return Loop(model, pool, rule, LoopSettings(**{"token_bytes": 1024, **settings}), observer or Facts(), remember, explain)
 
 
 def drive(loop: Loop, arrivals: Mapping[int, Sequence[Row]], until: Callable[[], bool] | None = None) -> int:
