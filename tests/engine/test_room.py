@@ -1,0 +1,378 @@
+"""The room as the server sees it, over a tiny hybrid model: before it is ready, ready, full, short of memory, dead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pooled_mlx.core.answer import fold
+from pooled_mlx.core.errors import ApiError, ErrorKind
+from pooled_mlx.core.events import Event, Failed, Finished, Text, check_order
+from pooled_mlx.core.ports import Engine, Prepared
+from pooled_mlx.core.request import Request, Turn
+from pooled_mlx.engine.faults import Faults
+from pooled_mlx.engine.loop import EngineDead, Loop
+from pooled_mlx.engine.mlx_backend import LoadedModel
+from pooled_mlx.engine.prompt import PromptBuilder
+from pooled_mlx.engine.replay import REPLAY_CARD, load_replay_model
+from pooled_mlx.engine.replay_assets import replay_template
+from pooled_mlx.engine.replay_script import ReplayScript, ScriptLine
+from pooled_mlx.engine.room import Room, RoomSettings
+from pooled_mlx.engine.tiny_hybrid import tiny_hybrid_config
+from tests.mac_fakes import health_body
+from tests.small_tokenizer import byte_level, write_folder
+
+WAIT_SECONDS = 30.0
+MIB = 1 << 20
+SAID = "One, two, three, four, five."
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder without weights: a small tokenizer, the scripted model's template, a configuration."""
+    tokenizer = byte_level()
+    config = tiny_hybrid_config(-(-tokenizer.get_vocab_size() // 64) * 64)
+    settings = {"eos_token": "<|im_end|>", "chat_template": replay_template()}
+    return write_folder(tmp_path_factory.mktemp("model"), tokenizer, tokenizer_config=settings, config=config)
+
+
+class Rooms:
+    """Makes rooms, keeps what they say of their end, and stops them all. `gate` holds back the loading of models."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.made, self.gate = folder, list[Room](), threading.Event()
+        self.dead: list[str] = []
+        self.gate.set()
+
+    def __call__(self, *lines: ScriptLine, load: Callable[[Path], LoadedModel] = load_replay_model, **settings: Any) -> Room:
+        def load_when_told(folder: Path) -> LoadedModel:
+            assert self.gate.wait(WAIT_SECONDS)
+            return load(folder)
+
+        fields = {"context_tokens": 2048, "pool_bytes": 8 * MIB, "prefill_step": 64, "seed": 7, **settings}
+        script = ReplayScript(lines or [ScriptLine(1, SAID)])
+        room = Room(
+            REPLAY_CARD, self.folder, RoomSettings(script=script, **fields), on_dead=self.dead.append, load_model=load_when_told
+        )
+        self.made.append(room)
+        room.start()
+        return room
+
+    def ready(self, *lines: ScriptLine, **settings: Any) -> Room:
+        room = self(*lines, **settings)
+        assert room.wait_ready(WAIT_SECONDS), room.health()["reason"]
+        return room
+
+
+@pytest.fixture
+def rooms(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rooms]:
+    monkeypatch.setattr(logging.getLogger("pooled.engine"), "disabled", True)
+    rooms = Rooms(folder)
+    yield rooms
+    rooms.gate.set()
+    for room in rooms.made:
+        room.stop(WAIT_SECONDS)
+        assert not room._thread.is_alive()
+
+
+def request(text: str = "Please count.", **fields: Any) -> Request:
+    fields = {"max_output_tokens": 200, **fields}
+    return Request(f"request-{text[:9]}-{id(fields)}", (Turn("system", "Be brief. " * 12), Turn("user", text)), **fields)
+
+
+def answers(room: Room, requests: Sequence[Request], then: Callable[[], None] = lambda: None) -> list[list[Event]]:
+    """Submit all of them, then do something, and collect everything that is said."""
+
+    async def collect(generation: Any) -> list[Event]:
+        return [event async for event in generation]
+
+    async def submit() -> list[list[Event]]:
+        generations = [room.submit(room.prepare(request)) for request in requests]
+        reading = [asyncio.create_task(collect(generation)) for generation in generations]
+        await asyncio.to_thread(then)
+        return await asyncio.wait_for(asyncio.gather(*reading), WAIT_SECONDS)
+
+    collected = asyncio.run(submit())
+    for events in collected:
+        check_order(events)
+    return collected
+
+
+def refused(act: Callable[[], Any]) -> ApiError:
+    with pytest.raises(ApiError) as error:
+        act()
+    return error.value
+
+
+def submitted_late(room: Room) -> None:
+    """Submit what was prepared at another time."""
+
+    async def submit() -> None:
+        room.submit(Prepared(request(), 10, 10))
+
+    asyncio.run(submit())
+
+
+def on_engine(room: Room, command: Callable[[Loop], None]) -> None:
+    """Run a command on the engine thread and wait for it."""
+    done = threading.Event()
+
+    def run(loop: Loop) -> None:
+        try:
+            command(loop)
+        finally:
+            done.set()
+
+    room._thread.call(run)
+    assert done.wait(WAIT_SECONDS)
+
+
+def test_before_it_is_ready_a_room_counts_and_refuses_the_rest(rooms: Rooms) -> None:
+    rooms.gate.clear()
+    room = rooms()
+    engine: Engine = room
+    counted = engine.count_tokens(request())
+    assert counted > 40
+    for act in (lambda: room.prepare(request()), lambda: submitted_late(room), room.pool, lambda: room.plan, lambda: room.loop):
+        error = refused(act)
+        assert error.kind is ErrorKind.NOT_READY
+        assert error.retry_after_seconds
+        assert "loading" in error.message
+    health = room.health()
+    assert (health["ok"], health["ready"], health["state"]) == (True, False, "loading")
+    assert "loading" in health["reason"]
+    assert health["ctx"] == 2048
+    assert not room.wait_ready(0.0)
+    rooms.gate.set()
+    assert room.wait_ready(WAIT_SECONDS)
+    assert room.prepare(request()).prompt_tokens == counted == room.count_tokens(request())
+
+
+def test_a_ready_room_answers_and_knows_about_it(rooms: Rooms) -> None:
+    room = rooms.ready()
+    events = answers(room, [request()])[0]
+    answer = fold(events)
+    assert (answer.text, answer.finish_reason) == (SAID, "stop")
+    assert answer.usage.prompt_tokens == room.count_tokens(request())
+    assert answer.cache_note
+    on_engine(room, lambda loop: None)
+    health = room.health()
+    assert (health["ok"], health["ready"], health["state"], health["reason"]) == (True, True, "ready", None)
+    assert (health["queue"], health["running"], health["served"], health["failed"]) == (0, 0, 1, 0)
+    assert health["recent"][-1]["completion_tokens"] == answer.usage.completion_tokens
+    assert health["prefill_step"] == 64
+    again = fold(answers(room, [request()])[0])
+    assert again.usage.cached_tokens > 0
+    assert again.text == SAID
+
+
+def test_health_and_pool_have_the_fields_that_their_readers_know(rooms: Rooms) -> None:
+    room = rooms.ready()
+    answers(room, [request()])
+    on_engine(room, lambda loop: None)
+    health, known = room.health(), health_body()
+    assert set(known) - {"progress"} <= set(health)  # progress is that of a download
+    for part in ("model", "memory"):
+        assert set(known[part]) <= set(health[part])
+    assert {key for fact in known["recent"] for key in fact} <= set(health["recent"][-1])
+    table = (DOCS / "pool.md").read_text().split("## GET /pool")[1].split("\n\n`conversations` is")[0]
+    documented = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line[:90])}
+    assert set(room.pool()) <= documented
+    fields = {line.split("|")[1] for line in table.splitlines() if line.startswith("| `")}
+    assert {name for field in fields for name in re.findall(r"`(\w+)`", field)} == set(room.pool())
+
+
+def test_a_full_queue_refuses_with_its_limit_and_takes_more_later(rooms: Rooms) -> None:
+    room = rooms.ready(max_running=1, max_queue=2)
+    gate = threading.Event()
+    room._thread.call(lambda loop: assert_opened(gate))
+
+    def one_too_many() -> None:
+        error = refused(lambda: submitted_late(room))
+        assert error.kind is ErrorKind.QUEUE_FULL
+        assert error.retry_after_seconds == 5
+        assert "limit 2" in error.message
+        health = room.health()
+        assert health["queue"] + health["running"] == 3
+        gate.set()
+
+    for events in answers(room, [request(f"{number}") for number in range(3)], one_too_many):
+        assert isinstance(events[-1], Finished)
+    assert isinstance(answers(room, [request("again")])[0][-1], Finished)
+
+
+def assert_opened(gate: threading.Event) -> None:
+    assert gate.wait(WAIT_SECONDS)
+
+
+def test_a_request_that_does_not_fit_is_refused_with_numbers_before_any_work(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = rooms.ready()
+    steps = room.loop.counters.steps + room.loop.counters.pieces
+    long = request("word " * 1100)
+    count = room.count_tokens(long)
+    error = refused(lambda: room.prepare(long))
+    assert (error.kind, error.code) == (ErrorKind.BAD_REQUEST, "context_length_exceeded")
+    assert f"{count} tokens > 2048" in error.message
+    plan = room.plan
+    room._plan = replace(plan, pool_bytes=1000)
+    error = refused(lambda: room.prepare(request()))
+    needed = plan.fits(room.count_tokens(request()), 200).needed_bytes
+    assert (error.kind, error.code) == (ErrorKind.BAD_REQUEST, "context_length_exceeded")
+    assert f"{needed} bytes" in error.message
+    assert "1000 bytes" in error.message
+    room._plan = plan
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptBuilder, "build", lambda self, request: pytest.fail("it was tokenized"))
+        error = refused(lambda: room.prepare(request("x" * (8 * 2048 + 1))))
+    assert (error.kind, error.code) == (ErrorKind.BAD_REQUEST, "context_length_exceeded")
+    assert room.health()["queue"] + room.health()["running"] == 0
+    assert room.loop.counters.steps + room.loop.counters.pieces == steps
+    assert isinstance(answers(room, [request()])[0][-1], Finished)
+
+
+def test_an_answer_ends_where_the_context_does(rooms: Rooms) -> None:
+    room = rooms.ready(ScriptLine(1, "word " * 3000))
+    empty, hundred = (room.count_tokens(request("one " * count)) for count in (0, 100))
+    nearly = request("one " * (100 * (1700 - empty) // (hundred - empty)), max_output_tokens=10_000)
+    left = 2048 - room.count_tokens(nearly)
+    assert 300 <= left < 400
+    answer = fold(answers(room, [nearly])[0])
+    assert answer.finish_reason == "context_full"
+    assert answer.usage.completion_tokens == left
+
+
+def test_the_pool_gives_back_memory_and_gets_it_again(rooms: Rooms) -> None:
+    rooms.gate.clear()
+    room = rooms()
+    room.set_pool_share(0.5)  # memory may be short before the model is there
+    rooms.gate.set()
+    assert room.wait_ready(WAIT_SECONDS)
+    on_engine(room, lambda loop: None)
+    assert room.health()["memory"]["pool_budget_bytes"] == room.plan.pool_bytes // 2
+    answers(room, [request()])
+    on_engine(room, lambda loop: None)
+    assert room.health()["memory"]["pool_bytes"] > 0
+
+    def squeeze() -> None:
+        room.set_pool_share(0.0)
+        on_engine(room, lambda loop: None)
+
+    events = answers(room, [request("while it runs")], squeeze)[0]
+    assert fold(events).text == SAID
+    on_engine(room, lambda loop: None)
+    memory = room.health()["memory"]
+    assert (memory["pool_budget_bytes"], memory["pool_bytes"], memory["live_bytes"]) == (0, 0, 0)
+    for share, part in ((-1.0, 0), (7.0, 1), (1.0, 1)):
+        room.set_pool_share(share)
+        on_engine(room, lambda loop: None)
+        assert room.health()["memory"]["pool_budget_bytes"] == part * room.plan.pool_bytes
+    answers(room, [request()])
+    assert fold(answers(room, [request()])[0]).usage.cached_tokens > 0
+
+
+def test_a_client_that_leaves_frees_its_place(rooms: Rooms) -> None:
+    room = rooms.ready(
+        ScriptLine(1, "word " * 300, faults=Faults(token_seconds=WAIT_SECONDS)), ScriptLine(2, SAID), max_running=1
+    )
+
+    async def leave() -> list[Event]:
+        generation = room.submit(room.prepare(request(max_output_tokens=None)))
+        events: list[Event] = []
+        async for event in generation:
+            events.append(event)
+            if isinstance(event, Text):
+                generation.cancel()
+                generation.cancel()
+        return events
+
+    events = asyncio.run(asyncio.wait_for(leave(), WAIT_SECONDS))
+    check_order(events)
+    assert isinstance(events[-1], Failed)
+    assert fold(answers(room, [request()])[0]).text == SAID
+    on_engine(room, lambda loop: None)
+    health = room.health()
+    assert (health["served"], health["failed"], health["queue"], health["running"]) == (1, 0, 0, 0)
+    assert [fact["finish"] for fact in health["recent"]] == ["cancelled", "stop"]
+
+
+def test_a_stop_gives_every_request_its_error_and_is_no_death(rooms: Rooms) -> None:
+    room = rooms.ready(ScriptLine(1, "word " * 300, faults=Faults(token_seconds=WAIT_SECONDS)), max_running=1)
+    for events in answers(room, [request("a"), request("b")], lambda: room.stop(WAIT_SECONDS)):
+        assert isinstance(events[-1], Failed)
+        assert events[-1].error.kind is ErrorKind.NOT_READY
+    room.stop(WAIT_SECONDS)
+    health = room.health()
+    assert (health["ok"], health["ready"], health["state"]) == (True, False, "stopping")
+    assert refused(lambda: room.prepare(request())).kind is ErrorKind.NOT_READY
+    assert refused(lambda: submitted_late(room)).kind is ErrorKind.NOT_READY
+    assert rooms.dead == []
+
+
+def test_a_stop_while_the_model_loads_is_no_death(rooms: Rooms) -> None:
+    rooms.gate.clear()
+    room = rooms()
+    stopping = threading.Thread(target=lambda: room.stop(WAIT_SECONDS))
+    stopping.start()
+    rooms.gate.set()
+    stopping.join(WAIT_SECONDS)
+    assert not room.wait_ready(WAIT_SECONDS)
+    assert room.health()["state"] == "stopping"
+    assert rooms.dead == []
+
+
+def test_a_model_that_cannot_be_loaded_is_a_death_with_its_reason(rooms: Rooms) -> None:
+    def fail(folder: Path) -> LoadedModel:
+        raise RuntimeError("injected: the weights are damaged")
+
+    room = rooms(load=fail)
+    assert not room.wait_ready(WAIT_SECONDS)
+    room.stop(WAIT_SECONDS)
+    health = room.health()
+    assert (health["ok"], health["ready"], health["state"]) == (False, False, "failed")
+    assert "damaged" in health["reason"]
+    assert rooms.dead == ["injected: the weights are damaged"]
+    error = refused(lambda: room.prepare(request()))
+    assert error.kind is ErrorKind.NOT_READY
+    assert "damaged" in error.message
+
+
+def test_a_dead_room_says_so_and_ends_what_ran(rooms: Rooms) -> None:
+    room = rooms.ready(ScriptLine(1, SAID), ScriptLine(2, "word " * 300), max_running=1)
+    answers(room, [request()])
+
+    def die() -> None:
+        def turn() -> None:
+            raise EngineDead("injected")
+
+        room._thread.call(lambda loop: setattr(loop, "turn", turn))
+
+    for events in answers(room, [request("a", max_output_tokens=900), request("b", max_output_tokens=900)], die):
+        assert isinstance(events[-1], Failed)
+        assert events[-1].error.kind is ErrorKind.ENGINE_FAILED
+    room._thread.join(WAIT_SECONDS)
+    assert rooms.dead == ["injected"]
+    health = room.health()
+    assert (health["ok"], health["ready"], health["state"], health["reason"]) == (False, False, "failed", "injected")
+    assert (health["queue"], health["running"], health["failed"]) == (0, 0, 2)
+    for act in (lambda: room.prepare(request()), lambda: submitted_late(room)):
+        error = refused(act)
+        assert error.kind is ErrorKind.NOT_READY
+        assert "dead" in error.message
+    assert not room.wait_ready(0.0)
+    assert refused(lambda: room.loop).kind is ErrorKind.NOT_READY
+    assert room.count_tokens(request()) > 40
+    assert "snapshot_age_seconds" in room.pool()
+    room.set_pool_share(0.5)
+    room.stop(WAIT_SECONDS)
+    assert room.health()["state"] == "failed"
