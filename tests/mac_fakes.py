@@ -303,6 +303,7 @@ def pool_body() -> dict[str, Any]:
         "used_bytes": used,
         "segment_bytes": used,
         "reserved_bytes": 0,
+        "spare_bytes": 0,
         "segments": 8,
         "states": 7,
         "tokens": 34_000,

@@ -65,8 +65,13 @@ def _column(values: Sequence[float], dtype: mx.Dtype) -> mx.array:
     return mx.array(list(values), dtype)[:, None]
 
 
+def _in_blocks(logits: mx.array) -> mx.array:
+    """Logits `[batch, vocab]` up to whole blocks: where few are finite, ids behind the last one are candidates as well."""
+    return mx.pad(logits, [(0, 0), (0, -logits.shape[-1] % _BLOCK)], constant_values=-mx.inf)
+
+
 def _largest(logits: mx.array, width: int) -> mx.array:
-    """Ids `[batch, width]` of the `width` largest logits of each row `[batch, vocab]`, in no order.
+    """Ids `[batch, width]` of the `width` largest logits of each row `[batch, vocab]` of whole blocks, in no order.
 
     A wide row is searched by blocks: the largest `width` values lie in the `width` blocks with the largest maxima, so that
     only those are partitioned. This takes a tenth of the time of partitioning 248k values on a CPU.
@@ -76,8 +81,6 @@ def _largest(logits: mx.array, width: int) -> mx.array:
         if width == vocab:
             return mx.broadcast_to(mx.arange(vocab), logits.shape)
         return mx.argpartition(-logits, kth=width - 1, axis=-1)[..., :width]
-    if vocab % _BLOCK:
-        logits = mx.pad(logits, [(0, 0), (0, -vocab % _BLOCK)], constant_values=-mx.inf)
     blocks = logits.reshape(batch, -1, _BLOCK)
     best = mx.argpartition(-mx.max(blocks, axis=-1), kth=width - 1, axis=-1)[..., :width]
     values = mx.take_along_axis(blocks, best[..., None], axis=1).reshape(batch, -1)
@@ -107,7 +110,7 @@ class BatchSampler:
         best = mx.argmax(logits, axis=-1)
         if self.all_greedy:
             return best
-        ids, values, alive = self._candidates(logits)
+        ids, values, alive = self._candidates(_in_blocks(logits))
         drawn = self._pick(ids, values, alive, positions)
         return mx.where(self._greedy, best, drawn)
 
@@ -116,6 +119,7 @@ class BatchSampler:
         best = mx.argmax(masked, axis=-1)
         if self.all_greedy:
             return best
+        logits, masked = _in_blocks(logits), _in_blocks(masked)
         ids, values, alive = self._candidates(logits)
         alive = alive & (mx.take_along_axis(masked, ids, axis=-1) > -mx.inf)
         late_ids, late_values, late_alive = self._candidates(masked)

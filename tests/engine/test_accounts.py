@@ -65,6 +65,8 @@ def test_a_batch_keeps_nothing_of_the_caches_that_it_was_made_of() -> None:
     assert [len(group.rows) for group in loop.groups] == [2]
     loop.slots.settle()
     assert (active_bytes() - before) / TOKEN <= used(loop) + 2 * STEP + 10
+    for row in rows:
+        row.channel.cancelled = True  # type: ignore[misc]
     drive(loop, {})
     assert_idle(loop)
 
@@ -117,7 +119,7 @@ def test_a_request_that_has_to_wait_changes_nothing() -> None:
     drive(loop, {0: [running], 3: [first]}, until=lambda: first.ended)
     hot = loop.slots.hot
     assert hot is not None
-    big = row_of(tokens(2000, seed=2), 500)
+    big = row_of(tokens(300, seed=2), 5, projected=2500)
     for _ in range(3):
         if big not in loop.waiting:
             loop.submit(big)
@@ -291,8 +293,8 @@ def test_a_path_that_cannot_be_copied_whole_is_as_it_was(monkeypatch: pytest.Mon
     model: LoadedModel = wide_llama(layers=8)
     token = measure_shape(model).kv_bytes_per_token
     before = active_bytes()
-    loop = make_loop(model, step=STEP, spacing=STEP, token_bytes=token)
-    first = make_row(tokens(600, seed=1), 4, (590,))
+    loop = make_loop(model, step=64, spacing=64, token_bytes=token)
+    first = make_row(tokens(200, seed=1), 4, (190,))
     run(loop, first)
     loop.slots.drop_hot()
     real, calls = segments._concatenate, [0]
@@ -305,15 +307,15 @@ def test_a_path_that_cannot_be_copied_whole_is_as_it_was(monkeypatch: pytest.Mon
         return real(parts, spare)
 
     monkeypatch.setattr(segments, "_concatenate", fails)
-    second = make_row(after(first, 200, 3), 4, (590,))
+    second = make_row(after(first, 60, 3), 4, (190,))
     run(loop, second)
     assert isinstance(second.channel.end, Failed)  # type: ignore[attr-defined]
-    assert calls[0] > 8
+    assert calls[0] > 7
     monkeypatch.setattr(segments, "_concatenate", real)
-    assert (active_bytes() - before) / token < 1.1 * 604
-    third = make_row(after(first, 200, 3), 4, (590,))
+    assert (active_bytes() - before) / token < 1.1 * 204
+    third = make_row(after(first, 60, 3), 4, (190,))
     run(loop, third)
-    assert third.cached_tokens == 604
+    assert third.cached_tokens == 204
     assert third.out == solo_greedy(model, third.prompt.ids, 4)
 
 

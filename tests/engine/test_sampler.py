@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from pooled_mlx.engine.mlx_backend import mx
-from pooled_mlx.engine.sampler import MAX_TOP_K, BatchSampler, SamplingParameters, _largest
+from pooled_mlx.engine.sampler import MAX_TOP_K, BatchSampler, SamplingParameters, _in_blocks, _largest
 
 
 @pytest.mark.parametrize("vocab", [40, 64, 65, 4096, 4097, 49152, 50001])
 def test_the_largest_logits_are_found_in_rows_of_every_width(vocab: int) -> None:
     rows = np.random.default_rng(vocab).normal(size=(3, vocab)).astype(np.float32)
     width = min(MAX_TOP_K, vocab)
-    found = np.array(_largest(mx.array(rows), width))
+    found = np.array(_largest(_in_blocks(mx.array(rows)), width))
     for row, ids in zip(rows, found, strict=True):
         assert set(ids.tolist()) == set(np.argsort(-row)[:width].tolist())
 
@@ -57,3 +57,28 @@ def test_an_allowed_draw_is_the_same_with_and_without_the_mask() -> None:
             assert held == free
             same += 1
     assert same > 50
+
+
+@pytest.mark.parametrize("vocab", [4096, 4097, 4160, 5000, 9001])
+@pytest.mark.parametrize("left", [1, 3, 40])
+def test_a_masked_draw_stays_inside_what_is_left_whatever_the_width_of_the_vocabulary(vocab: int, left: int) -> None:
+    numbers = np.random.default_rng(vocab + left)
+    rows = [SamplingParameters(temperature=2.0, top_k=64, seed=seed) for seed in range(6)]
+    sampler = BatchSampler(rows)
+    for position in range(20):
+        logits = numbers.normal(size=(len(rows), vocab)).astype(np.float32)
+        # Every other row may begin with the first ids: they follow the end of the row before in memory.
+        allowed = [numbers.choice(50 if row % 2 else vocab, left, replace=False) for row in range(len(rows))]
+        masked = np.full_like(logits, -np.inf)
+        for row, ids in enumerate(allowed):
+            masked[row, ids] = logits[row, ids]
+        positions = [position] * len(rows)
+        # Rows cut out of wider ones, as where the vocabulary is padded: what lies behind them in memory is large.
+        behind = np.full((len(rows), 64), 1e4, np.float32)
+        free, held = (mx.array(np.concatenate([row, behind], axis=1))[:, :vocab] for row in (logits, masked))
+        for drawn in (
+            sampler.draw_masked(free, positions, held),
+            sampler.draw_masked(held, positions, held),
+            sampler.draw(held, positions),
+        ):
+            assert all(token in ids for token, ids in zip(np.array(drawn), allowed, strict=True))

@@ -103,7 +103,7 @@ def test_models_list_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: py
     rows = {row["id"]: row for row in listing["models"]}
     assert (code, listing["default"]) == (0, "qwen3.6-35b-moe")
     assert rows["qwen3.6-35b-moe"]["fits"] is True
-    assert rows["qwen3.6-35b-moe"]["context_tokens"] == 17_408
+    assert rows["qwen3.6-35b-moe"]["context_tokens"] == 35_840
     assert (rows["qwen3-1.7b"]["disk"], rows["qwen3-1.7b"]["on_disk"]) == ("absent", False)
 
 
