@@ -264,9 +264,11 @@ class Slots:
         self.accounts.rows.pop(row, None)
         self._release(row)
         self._dissolve(row)
-        if hot is not None:
-            self.accounts.keep(hot)
-        elif self.hot is not None:
+        if hot is not None and self.hot is None:
+            self.accounts.hot = hot
+        elif hot is not None:
+            hot.dissolve()
+        if self.hot is not None:
             self.hot.reclaim()
         self.settle()
 
