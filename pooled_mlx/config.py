@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from pooled_mlx.catalog import config_folder, nearest, parse_size
+from pooled_mlx.catalog import config_folder, format_size, nearest, parse_size
 
 ENV_PREFIX = "POOLED_MLX_"
 TOKEN_ENV = "POOLED_TOKEN"
@@ -161,7 +161,8 @@ class Setting:
         if self.choices is not None and parsed not in self.choices:
             raise ConfigError(f"{where}: {shown} is not one of {', '.join(self.choices)}")
         if (self.low is not None and parsed < self.low) or (self.high is not None and parsed > self.high):
-            limits = f"at least {self.low}" if self.high is None else f"between {self.low} and {self.high}"
+            low, high = (format_size(limit) if self.size and limit else limit for limit in (self.low, self.high))
+            limits = f"at least {low}" if high is None else f"between {low} and {high}"
             raise ConfigError(f"{where}: {value} must be {limits}")
         return parsed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -221,6 +222,9 @@ def _disk(settings: Settings) -> Iterator[Finding]:
 
     folder = cache_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        yield Finding("disk", "bad", f"cannot write to {existing}", "Set XDG_CACHE_HOME to a writable folder")
+        return
     free = shutil.disk_usage(existing).free
     state = "ok" if free >= _LEAST_DISK else "bad"
     advice = "" if state == "ok" else "Free some space, or set XDG_CACHE_HOME to another disk"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pooled_mlx.catalog import Catalog, format_size, pick_default
-from pooled_mlx.cli.common import check_fit, convert, load_user_catalog, plainly, table
+from pooled_mlx.cli.common import Refused, check_fit, convert, load_user_catalog, plainly, table
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.store import ensure_model, resolve_model
 from pooled_mlx.store.ensure import disk_state, remove_model, verify_model
@@ -52,9 +52,24 @@ def run(args: argparse.Namespace) -> int:
         _pull(card, force=args.force)
     else:
         state, size = disk_state(card)
+        _refuse_served(card)
         freed = remove_model(card) if state != "absent" else 0
         print(f"{card.id}: {format_size(freed or size)} deleted" if state != "absent" else f"{card.id} is not on this disk")
     return 0
+
+
+def _refuse_served(card: ModelCard) -> None:
+    """Raise `Refused` when the server of this user has the model open."""
+    from pooled_mlx.mac.address import AddressError, server_from
+    from pooled_mlx.mac.places import places
+
+    try:
+        server = server_from(argparse.Namespace(), places())
+    except AddressError:  # the settings name no server
+        return
+    facts = server.health()
+    if facts.answers and facts.model_card == card.id:
+        raise Refused(f"{card.id} is being served at {server.base_url}: stop that server first")
 
 
 def fits(card: ModelCard, facts: DeviceFacts) -> tuple[int | None, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -90,6 +91,8 @@ class Server:
             await asyncio.to_thread(self._go_down, loader)
         if self._failure is not None:
             raise self._failure
+        if code == 0:
+            _log.info("stopped")
         return code
 
     def _go_down(self, loader: threading.Thread) -> None:
@@ -106,7 +109,7 @@ class Server:
         try:
             self._open(stop, port)
         except _Stopped:
-            return
+            _log.info("stopped before the model was ready; the next start goes on from there")
         except (StoreError, Refused) as error:
             self._fail(error, stop)
         except Exception as error:
@@ -129,6 +132,7 @@ class Server:
                 died.set()
                 self._died(reason, stop)
 
+        _log.info("loading %s; http://127.0.0.1:%s/health tells how far it is", self._card.id, port)
         self._room = self._make_room(ready, on_dead)
         self._starting.become(self._room)
         if self._stopping.is_set():
@@ -140,7 +144,10 @@ class Server:
         self._pressure.start()
         _log.info("serving %s on port %s", self._starting.model.public_id, port)
         if not (settings.quiet or settings.json_log or settings.service):
-            print(banner(self._server_settings, port, self._room), flush=True)
+            try:
+                print(banner(self._server_settings, port, self._room), flush=True)
+            except OSError:  # nobody reads it any more; the log goes elsewhere
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def _make_room(self, ready: Ready, on_dead: Callable[[str], None]) -> Any:
         from pooled_mlx.engine.mlx_backend import BLAS

@@ -52,7 +52,7 @@ def _check(shape: Shape, base_url: str, token: str | None) -> Iterator[Finding]:
     yield Finding(shape.agent, "counts", counted, f"prompts of {first.prompt_tokens} and {second.prompt_tokens} tokens")
     share = second.cached_tokens / max(first.prompt_tokens, 1)
     read = second.prompt_tokens - second.cached_tokens
-    detail = f"{second.cached_tokens} of {first.prompt_tokens} tokens reused by the second turn, {read} read"
+    detail = f"{second.cached_tokens} of {second.prompt_tokens} tokens of the second turn reused, {read} read"
     yield Finding(shape.agent, "stays warm", share >= _REUSED, detail)
 
 

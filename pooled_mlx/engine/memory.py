@@ -180,10 +180,16 @@ def plan_memory(
     per_token = shape.kv_bytes_per_token + ID_BYTES
     least = per_token * CONTEXT_STEP + states
     if room < least:
+        needed = limit - room + least
+        # Before a download nothing is known of a model's caches.
+        cache = f", {format_size(least)} of cache for a context of {CONTEXT_STEP} tokens" if shape != CacheShape(0) else ""
+        if needed <= facts.limit_bytes:
+            allows, way = "--memory-limit", f"Raise it to {format_size(needed)} or more, or choose"
+        else:
+            allows, way = "this machine", "Choose"
         raise DoesNotFitError(
-            f"{model} does not fit: it needs {format_size(limit - room + least)} ({parts}, {format_size(least)} of cache for a "
-            f"context of {CONTEXT_STEP} tokens), this machine allows {format_size(limit)}. Choose a smaller model: "
-            "pooled-mlx models list"
+            f"{model} does not fit: it needs {format_size(needed)} ({parts}{cache}), {allows} allows {format_size(limit)}. "
+            f"{way} a smaller model: pooled-mlx models list"
         )
     if pool_bytes is not None and pool_bytes > room:
         raise DoesNotFitError(

@@ -222,9 +222,12 @@ class Room:
 
     def _measured_step(self, model: LoadedModel, key: str) -> int:
         path = self._settings.steps_file
-        if path is None:
+
+        def measure() -> int:
+            _log.info("measuring how many tokens a piece of a prompt may have here; this is done once")
             return measure_step(model)
-        return stored_step(path, key, lambda: measure_step(model))
+
+        return measure() if path is None else stored_step(path, key, measure)
 
     def _became_ready(self) -> None:
         if self._state == "loading":

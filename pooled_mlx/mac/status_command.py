@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -111,6 +112,14 @@ def run(
     console = console or Console()
     if not args.watch:
         console.print(render(seen, time.time()))
+        return seen.exit_code
+    if not console.is_terminal:  # one look after the other; a live view would print nothing before its end
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                console.print(render(seen, time.time()))
+                console.file.flush()
+                sleep(WATCH_SECONDS)
+                seen = look(server, where)
         return seen.exit_code
     from rich.live import Live
 

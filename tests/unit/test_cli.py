@@ -16,6 +16,8 @@ from pooled_mlx import __version__
 from pooled_mlx.cli import COMMANDS, build_parser, main
 from pooled_mlx.cli.doctor import examine
 from pooled_mlx.log import JsonFormatter, PlainFormatter, set_up_logging
+from pooled_mlx.mac.facts import ServerFacts
+from pooled_mlx.mac.local_server import LocalServer
 from tests.mac_devices import MACS
 
 
@@ -130,6 +132,16 @@ def test_models_pull_refuses_what_does_not_fit(capsys: pytest.CaptureFixture[str
     code, _, err = output(capsys, "models", "pull", "smollm2-135m")
     assert code == 1
     assert "smollm2-135m does not fit: it needs" in err
+
+
+def test_models_rm_of_what_is_being_served(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    served = ServerFacts(state="ready", model_card="smollm2-135m")
+    monkeypatch.setattr(LocalServer, "health", lambda _: served)
+    monkeypatch.setattr("pooled_mlx.cli.models.remove_model", lambda card: pytest.fail("removed"))
+    code, _, err = output(capsys, "models", "rm", "smollm2-135m")
+    assert code == 1
+    assert "smollm2-135m is being served at http://127.0.0.1:8080: stop that server first" in err
+    assert output(capsys, "models", "rm", "qwen3-1.7b")[0] == 0
 
 
 def test_models_rm_of_what_is_not_there(capsys: pytest.CaptureFixture[str]):

@@ -136,7 +136,10 @@ def test_the_banner_has_the_three_main_agents_and_no_token() -> None:
     text = "\n".join(banner_lines("http://127.0.0.1:8080", OPEN.model_id, 32_768, has_token=True))
     for wanted in ("Claude Code", "Codex", "opencode", "CLAUDE_CODE_ATTRIBUTION_HEADER=0", "YOUR_TOKEN", "32768", "4096"):
         assert wanted in text
-    assert "env_key" not in "\n".join(banner_lines("http://x", "m", 32_768, has_token=False))
+    assert "--url" not in text
+    elsewhere = "\n".join(banner_lines("http://127.0.0.1:8098", "m", 32_768, has_token=False))
+    assert "env_key" not in elsewhere
+    assert elsewhere.count("--url http://127.0.0.1:8098") == 4
 
 
 def test_shell_words() -> None:

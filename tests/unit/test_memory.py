@@ -107,7 +107,17 @@ def test_too_large_model_is_refused_with_numbers_and_the_way_on():
     assert "qwen3.6-35b-moe does not fit: it needs 20." in text
     assert "this machine allows 10.7 GiB" in text
     assert "pooled-mlx models list" in text
+    assert "of cache" not in text
     assert refuse_weights(facts, 10**9, "small") is None
+
+
+def test_a_limit_of_the_users_own_is_named_as_such():
+    facts = DeviceFacts("test", 64 * GIB, True, 48 * GIB, 36 * GIB)
+    with pytest.raises(DoesNotFitError) as refusal:
+        plan_memory(facts, GIB, CacheShape(20_480), context_max=8192, limit_bytes=GIB, model="small")
+    text = str(refusal.value)
+    assert "--memory-limit allows 1.0 GiB. Raise it to 1.4 GiB or more, or choose a smaller model" in text
+    assert "25.0 MiB of cache for a context of 1024 tokens" in text
 
 
 def test_a_large_mac_is_not_filled_with_caches():

@@ -15,7 +15,7 @@ from pooled_mlx.core.card import ModelCard
 from pooled_mlx.store import Progress, StoreError, ensure_model, resolve_model
 from pooled_mlx.store import wheel as store_wheel
 from pooled_mlx.store.ensure import disk_state, remove_model, verify_model
-from pooled_mlx.store.paths import models_folder, staging
+from pooled_mlx.store.paths import check_disk, models_folder, staging
 from pooled_mlx.store.progress import Meter, TerminalBar
 from pooled_mlx.store.wheel import drop_folder, wheel_folder
 
@@ -84,7 +84,7 @@ def test_made_once(card: ModelCard, monkeypatch: pytest.MonkeyPatch):
     assert ensure_model(card, convert=convert) == first
 
 
-@pytest.mark.parametrize("harm", ["shorter", "missing", "manifest", "layout"])
+@pytest.mark.parametrize("harm", ["shorter", "missing", "manifest", "layout", "a byte"])
 def test_a_damaged_model_is_made_anew(card: ModelCard, harm: str):
     folder = ensure_model(card, convert=convert).folder
     manifest = folder / "pooled-mlx.json"
@@ -92,6 +92,8 @@ def test_a_damaged_model_is_made_anew(card: ModelCard, harm: str):
         (folder / "model.safetensors").write_bytes(CONTENT[:-1])
     elif harm == "missing":
         (folder / "model.safetensors").unlink()
+    elif harm == "a byte":
+        (folder / "model.safetensors").write_bytes(b"X" + CONTENT[1:])
     elif harm == "manifest":
         manifest.write_text("{")
     else:
@@ -105,8 +107,27 @@ def test_a_damaged_model_is_made_anew(card: ModelCard, harm: str):
 def test_a_changed_byte_is_found_by_verify(card: ModelCard):
     folder = ensure_model(card, convert=convert).folder
     (folder / "model.safetensors").write_bytes(b"X" + CONTENT[1:])
+    manifest = folder / "pooled-mlx.json"
+    os.utime(folder / "model.safetensors", ns=(0, manifest.stat().st_mtime_ns - 1))  # nothing shows without reading it
+    assert disk_state(card)[0] == "ready"
     with pytest.raises(StoreError, match=r"tiny: model\.safetensors has changed.*models pull tiny"):
         verify_model(card)
+    ensure_model(card, convert=convert, refresh=True)
+    assert "SHA-256" in verify_model(card)
+    assert (folder / "model.safetensors").read_bytes() == CONTENT
+
+
+def test_a_file_that_was_only_touched_is_whole(card: ModelCard):
+    folder = ensure_model(card, convert=convert).folder
+    manifest = folder / "pooled-mlx.json"
+    os.utime(folder / "model.safetensors", ns=(0, manifest.stat().st_mtime_ns + 10**9))
+    assert disk_state(card)[0] == "ready"
+
+
+def test_a_folder_that_cannot_be_written_is_told_from_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("pooled_mlx.store.paths.os.access", lambda path, mode: False)
+    with pytest.raises(StoreError, match=r"cannot write to .*not writable. Set XDG_CACHE_HOME"):
+        check_disk(tmp_path / "models", 1, "tiny")
 
 
 def test_a_conversion_that_fails_leaves_nothing_to_serve(card: ModelCard):
