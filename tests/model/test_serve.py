@@ -165,3 +165,38 @@ def test_scripted_answers(embedded: Ready, tmp_path: Path):
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         killer.cancel()
+
+
+def test_a_reader_that_goes_away_costs_the_banner_only(embedded: Ready, tmp_path: Path):
+    """`serve | head`: nobody reads the standard output any more when the banner comes."""
+    script = tmp_path / "answers.jsonl"
+    script.write_text('{"text": "Hello."}\n')
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "pooled_mlx", "serve", "--replay", str(script), "--port", "0"]
+    process = subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    killer = _killer(process)
+    try:
+        assert process.stderr is not None
+        log = []
+        port = 0
+        for line in process.stderr:
+            log.append(line)
+            if " serving " in line:
+                port = int(line.split()[-1])
+                break
+        assert port, "".join(log)
+        assert any(" loading " in line and f"http://127.0.0.1:{port}/health" in line for line in log)
+        body = {"messages": [{"role": "user", "content": "hello"}]}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=_START_SECONDS, trust_env=False)
+        assert answer.json()["choices"][0]["message"]["content"] == "Hello."
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(60) == 0, rest
+        assert "Traceback" not in rest
+        assert rest.rstrip().endswith("stopped")
+    finally:
+        process.kill()
+        process.wait(60)
+        killer.cancel()
