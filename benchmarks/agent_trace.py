@@ -115,8 +115,11 @@ def conversation(agent: Agent, alone: Alone, label: str, turns: int, peer: Agent
     late, theirs, print_row = [], [], _row_printer(label)
     for number in range(turns):
         turn = agent.next()
+        agent.server.rest()
         reference = alone.seconds(turn)
         other = peer.next() if peer is not None else None
+        if peer is not None:
+            peer.server.rest()
         print_row(number, turn, reference, other)
         if number:
             late.append((turn.first_token_seconds - reference * (1 + ALLOWED_SHARE)) * 1000)

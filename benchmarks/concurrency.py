@@ -65,11 +65,13 @@ def stream_rates(ours: Server, theirs: Server, theirs_narrow: Server, sizes: Any
     decoding: dict[str, list[float]] = {server.url: [] for server in (ours, theirs, theirs_narrow)}
 
     def four(server: Server) -> float:
+        _rest(ours, theirs, theirs_narrow)
         total, all_decode = together(server, system, STREAMS, sizes.tokens)
         decoding[server.url].append(all_decode)
         return total
 
     def one(server: Server) -> float:
+        _rest(ours, theirs, theirs_narrow)
         return together(server, system, 1, sizes.tokens)[0]
 
     runs: list[Callable[[], float]] = [lambda server=server: one(server) for server in (ours, theirs)]
@@ -86,6 +88,11 @@ def stream_rates(ours: Server, theirs: Server, theirs_narrow: Server, sizes: Any
 
 
 _seeds = itertools.count(100)
+
+
+def _rest(*servers: Server) -> None:
+    for server in servers:
+        server.rest()
 
 
 def together(server: Server, system: dict[str, Any], count: int, tokens: int) -> tuple[float, float]:

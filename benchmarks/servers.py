@@ -17,7 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 READY_SECONDS = 180
+_LOOK_SECONDS, _MOST_LOOKS, _IDLE_PERCENT = 0.15, 400, 5.0
 _ROOT = Path(__file__).parents[1]
 
 
@@ -44,6 +47,16 @@ class Server:
         """From now on the peak memory in /health is that of what follows (our own server only)."""
         self.process.send_signal(signal.SIGUSR2)
         self._line("peak")
+
+    def rest(self) -> None:
+        """Wait until the process is idle: some servers go on working after an answer, at the cost of who is measured next."""
+        process = psutil.Process(self.process.pid)
+        quiet = 0
+        for _ in range(_MOST_LOOKS):
+            quiet = quiet + 1 if process.cpu_percent(_LOOK_SECONDS) < _IDLE_PERCENT else 0
+            if quiet == 2:
+                return
+        raise RuntimeError("a server does not come to rest")
 
     def _line(self, beginning: str) -> str:
         assert self.process.stdout is not None

@@ -95,6 +95,8 @@ class Prefill:
         assert row.caches is not None
         first = row.position == self.match.tokens
         piece = self._pieces.pop(0)
+        if first:  # a cache that goes on grows at once, before the model would make it grow by itself
+            reserve(row.caches, len(self._ids))
         chunk = mx.array(self._ids[piece.start : piece.end])[None]
         if self._pieces:
             self._model.forward(chunk, row.caches)
