@@ -83,7 +83,7 @@ class Settings:
         high=8192,
     )
     prefill_share: float = _setting(
-        0.3, "Share of its own speed that a running answer keeps while other prompts are read.", "engine", low=0.05, high=0.95
+        0.33, "Share of its own speed that a running answer keeps while other prompts are read.", "engine", low=0.05, high=0.95
     )
     pool_bytes: int | None = _setting(
         None,

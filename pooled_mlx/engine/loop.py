@@ -43,7 +43,7 @@ class LoopSettings:
     """
 
     max_running: int = 4
-    prefill_share: float = 0.3
+    prefill_share: float = 0.33
     park_above: int = 512
     park_below: int = 64
     park_limit_seconds: float = 120.0

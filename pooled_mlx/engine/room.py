@@ -60,7 +60,7 @@ class RoomSettings:
     max_queue: int = 8
     max_running: int = 4
     prefill_step: int | None = None
-    prefill_share: float = 0.3
+    prefill_share: float = 0.33
     pool_bytes: int | None = None
     memory_limit_bytes: int | None = None
     seed: int | None = None
