@@ -22,6 +22,7 @@ from pooled_mlx.connect import AGENTS, CannotMerge, FileChange, Launch, Target, 
 from pooled_mlx.connect.command import add, find_server, find_target
 from pooled_mlx.connect.merge import into_flat_yaml, into_json, shell_quote
 from pooled_mlx.connect.write import ConnectError, launch, write_changes
+from pooled_mlx.mac.places import places
 
 OPEN = Target("http://127.0.0.1:8080", "pooled/qwen3.6-35b-moe", 131_072)
 SMALL = Target("http://127.0.0.1:9000", "pooled/smollm2-135m", 8_192, "se'cret")
@@ -292,6 +293,19 @@ def test_settings_and_the_token_of_the_service_are_found(tmp_path: Path, monkeyp
     (folder / "config.toml").write_text("prot = 9001\n")
     with pytest.raises(ConnectError, match="port"):
         find_server(None, None, None)
+
+
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+def test_the_token_is_looked_for_where_the_service_keeps_it(
+    platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    kept = places(tmp_path, platform).token_file
+    kept.parent.mkdir(parents=True)
+    kept.write_text("of-the-service\n")
+    monkeypatch.delenv("POOLED_TOKEN", raising=False)
+    assert find_server(None, None, None)[1] == "of-the-service"
 
 
 def command(*words: str) -> int:
