@@ -8,7 +8,7 @@ already running by that time, so the group loses no overlap but that of the samp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,23 +130,30 @@ class DecodeGroup:
 
     # --- the step
 
-    def step(self) -> list[tuple[Row, int | None]]:
-        """Run one forward pass and report each row's token, None where its logits were not finite.
+    def step(self, take: Callable[[Sequence[tuple[Row, int | None]]], None]) -> None:
+        """Run one forward pass and give `take` each row's token, None where its logits were not finite.
 
-        The caller passes every token to `Row.take`, removes finished rows, and calls `settle`. For a group that needs no
-        synchronisation the token after next is already being sampled when this returns.
+        `take` passes every token to `Row.take`; after it the caller calls `settle` and removes finished rows. For a group
+        that needs no synchronisation the token after next is already being sampled when this returns.
         """
-        logits = self._model.forward(self.pending[:, None], self.caches)[:, -1]
+        # A first token does not wait until the pass after it is queued: where queues are short, that takes as long as the pass.
+        taken = not all(row.out for row in self.rows)
+        if taken:
+            take(self._tokens())
+        self._logits = self._model.forward(self.pending[:, None], self.caches)[:, -1]
         for row in self.rows:
             row.position += 1
-        self._logits = logits
         self._chosen = None
         self._ran_ahead = False
-        if any(row.needs_sync or row.forced for row in self.rows):
-            mx.async_eval(logits)
+        if taken or any(row.needs_sync or row.forced for row in self.rows):
+            mx.async_eval(self._logits)
         else:
-            self._chosen = self._choose(logits, self.rows, after_pending=True)
+            self._chosen = self._choose(self._logits, self.rows, after_pending=True)
             mx.async_eval(*self._chosen)
+        if not taken:
+            take(self._tokens())
+
+    def _tokens(self) -> list[tuple[Row, int | None]]:
         tokens: Any = self.pending.tolist()
         finite: Any = self.finite.tolist()
         return [(row, int(tokens[i]) if finite[i] else None) for i, row in enumerate(self.rows)]

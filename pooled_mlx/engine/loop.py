@@ -259,7 +259,7 @@ class Loop:
         self._next_group += 1
         began = time.perf_counter()
         try:
-            self._take_all(group.step())
+            group.step(self._take_all)
             while run := self._planned(group):
                 for row, token in run:
                     self._take_all([(row, token)])

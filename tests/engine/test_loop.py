@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from pooled_mlx.core.errors import ErrorKind
 from pooled_mlx.core.events import Failed, Finished, Prefill, Queued, Text
 from pooled_mlx.engine.mlx_backend import LoadedModel, mx
+from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.sampler import SamplingParameters
 from tests.engine.harness import ModelProxy, assert_idle, drive, make_loop, make_row, run, solo_greedy
 from tests.tiny_models import ARCHITECTURES, tokens
@@ -273,3 +276,27 @@ def test_queue_events_and_progress(hybrid: LoadedModel) -> None:
     progress = [event for event in events if isinstance(event, Prefill)]
     assert progress[0] == Prefill(0, 130, 0)
     assert progress[-1].done == 130
+
+
+class Watched(ModelProxy):
+    """Notes how much of a row's answer was out at every pass that took one token."""
+
+    def __init__(self, model: LoadedModel, row: Row) -> None:
+        super().__init__(model)
+        self._row = row
+        self.reported: list[int] = []
+
+    def forward(self, ids: mx.array, cache: list[Any]) -> mx.array:
+        if ids.shape[1] == 1 and self._row.decoding:
+            self.reported.append(len(self._row.out))
+        return super().forward(ids, cache)
+
+
+@pytest.mark.parametrize("company", [False, True], ids=["alone", "in company"])
+def test_a_first_token_does_not_wait_for_the_pass_after_it(hybrid: LoadedModel, company: bool) -> None:
+    other, row = make_row(PROMPTS[0], 40), make_row(PROMPTS[2], 12)
+    watched = Watched(hybrid, row)
+    drive(make_loop(watched), {0: [other], 8: [row]} if company else {0: [row]})
+    assert watched.reported[:4] == [1, 1, 2, 3], "the first token, and then one pass is queued before a token is read"
+    assert row.out == solo_greedy(hybrid, PROMPTS[2], 12)
+    assert not company or other.out == solo_greedy(hybrid, PROMPTS[0], 40)
