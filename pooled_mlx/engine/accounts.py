@@ -14,6 +14,9 @@ from pooled_mlx.engine.pool import Match, Pool
 from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.segments import SegmentData, bytes_of
 
+_SPARE_PART, _MOST_SPARE = 8, 2048
+"""A cache that must grow gets room for an eighth more, in tokens: growing copies it, and a turn adds a few hundred."""
+
 
 class Accounts:
     """Keeps `Pool.reserved_bytes` and `Pool.spare_bytes` true. Owned by the engine thread.
@@ -34,9 +37,13 @@ class Accounts:
         """True when all running rows can grow to their ends, whatever else may be evicted for them."""
         self.measure()
         taken: set[SegmentData] = set()
-        growth = sum(max(0, row.projected_bytes - self.window_bytes(row, taken)) for row in self.rows)
+        growth = sum(max(0, self._most_bytes(row) - self.window_bytes(row, taken)) for row in self.rows)
         leased = self.pool.segment_bytes - self.pool.evictable_bytes()
         return leased + max(growth, self.pool.reserved_bytes) <= self.pool.budget_bytes
+
+    def _most_bytes(self, row: Row) -> int:
+        """What the row takes at its longest, the room included that an answer cannot fill."""
+        return row.projected_bytes + self._token_bytes * max(0, row.spare_tokens - row.max_tokens)
 
     def window_bytes(self, row: Row, taken: set[SegmentData] | None = None) -> int:
         """Bytes of the row's path that are, or will be once it is restored, windows on its own working cache.
@@ -90,7 +97,10 @@ class Accounts:
         self.measure()
 
     def make_way(self, row: Row) -> None:
-        """Evict for the prompt of a row that is about to be restored: its cache gets room for all of it at once."""
+        """Evict for the prompt of a row that is about to be restored: its cache gets room for all of it at once.
+
+        Says as well how many tokens more than the prompt that room may be for. Nothing is evicted for those.
+        """
         self.measure()
         if self.hot is not None and self.pool.used_bytes + self._prompt_bytes(row) > self.pool.budget_bytes:
             path = row.parent.path() if row.parent is not None else ()
@@ -101,6 +111,9 @@ class Accounts:
             self._forget_hot()
             self.measure()
             self.pool.make_room(self._prompt_bytes(row))
+        free = self.pool.budget_bytes - self.pool.used_bytes - self._prompt_bytes(row)
+        wanted = min(len(row.ids) // _SPARE_PART, _MOST_SPARE)
+        row.spare_tokens = wanted if wanted * self._token_bytes <= free else 0
 
     def _prompt_bytes(self, row: Row) -> int:
         """What the row needs before its answer begins."""

@@ -69,7 +69,7 @@ class Prefill:
         else:
             row.backing = Backing(self._model.make_cache())
             partial = (data_of(match.partial[0]), match.partial[1]) if match.partial is not None else None
-            materialise(row.backing.caches, path, partial, reserve_tokens=len(self._ids) - match.tokens)
+            materialise(row.backing.caches, path, partial, reserve_tokens=len(self._ids) + row.spare_tokens - match.tokens)
             for data in path:
                 data.lend(row.backing)
         row.parts = path
@@ -96,7 +96,7 @@ class Prefill:
         first = row.position == self.match.tokens
         piece = self._pieces.pop(0)
         if first:  # a cache that goes on grows at once, before the model would make it grow by itself
-            reserve(row.caches, len(self._ids))
+            reserve(row.caches, len(self._ids), row.spare_tokens)
         chunk = mx.array(self._ids[piece.start : piece.end])[None]
         if self._pieces:
             self._model.forward(chunk, row.caches)
@@ -109,7 +109,7 @@ class Prefill:
         if not row.out:
             row.prefilled_tokens += len(piece)
         if first:
-            reserve(row.caches, len(self._ids))
+            reserve(row.caches, len(self._ids), row.spare_tokens)
         if piece.checkpoint:
             store_segment(self._pool, row, self._ids, "prompt", piece.end)
         return not self._pieces

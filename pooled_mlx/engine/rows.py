@@ -47,7 +47,8 @@ class Row:
     `out`, unless its answer ended inside a forced run. `lower` is the token at which the next segment starts, `parent` the
     segment that ends there.
 
-    `projected_bytes` is what it takes at its longest, alone. `hot` is the kept cache that it was admitted to go on from.
+    `projected_bytes` is what it takes at its longest, alone. Its cache, should it have to grow for the prompt, gets room for
+    `spare_tokens` more. `hot` is the kept cache that it was admitted to go on from.
 
     `at_cut`: a cold prompt would stop at `position` as well. `source` is the segment that the row resumed from or in, `own`
     the first one that it added to the pool, `parts` the payloads whose very bits its caches hold. `suspect` is where it had
@@ -97,6 +98,7 @@ class Row:
     ended: bool = False
     finish: EndReason | None = None
     projected_bytes: int = 0
+    spare_tokens: int = 0
     hot: HotCache | None = None
 
     @property

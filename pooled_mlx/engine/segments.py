@@ -359,11 +359,14 @@ def _concatenate(parts: Sequence[Any], spare: int) -> Any:
     return mx.concatenate(arrays, axis=-2) if len(arrays) > 1 else mx.contiguous(first) + 0
 
 
-def reserve(caches: Iterable[Any], tokens: int) -> None:
-    """Give plain attention buffers room for `tokens` in all, at once instead of in steps that copy everything each time."""
-    capacity = -(-tokens // _STEP) * _STEP
+def reserve(caches: Iterable[Any], tokens: int, spare_tokens: int = 0) -> None:
+    """Give plain attention buffers room for `tokens` in all, at once instead of in steps that copy everything each time.
+
+    One that must grow for that gets room for `spare_tokens` more.
+    """
+    capacity = -(-(tokens + spare_tokens) // _STEP) * _STEP
     for layer in layers_of(caches):
-        if type(layer) is KVCache and layer.keys is not None and layer.keys.shape[2] < capacity:
+        if type(layer) is KVCache and layer.keys is not None and layer.keys.shape[2] < tokens:
             layer.keys, layer.values = _concatenate([(layer.keys, layer.values)], capacity - layer.keys.shape[2])
 
 

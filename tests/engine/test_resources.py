@@ -233,7 +233,7 @@ def test_a_long_conversation_is_in_memory_once_while_it_is_read_and_written() ->
     loop.slots.drop_hot()
     history = np.concatenate([hot.ids[: hot.position], tokens(40, seed=4)])
     warm = make_row(history, 8, (40, 590, 640, 690))
-    assert peak_of(warm) < 1.4 * 768
+    assert peak_of(warm) < 1.4 * 1024  # it must grow, and gets room for an eighth more than its 700 tokens
     assert warm.cached_tokens >= 640
     assert warm.out == solo_greedy(model, history, 8)
     assert_idle(loop)
