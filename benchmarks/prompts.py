@@ -10,6 +10,9 @@ from typing import Any
 
 _WORDS = ("time people water house light story music paper river stone garden winter morning letter engine window").split()  # noqa: SIM905
 
+FIRST_WORDS = len(_WORDS)
+"""Seeds that differ by a multiple of this begin with the same word, and give the same number of tokens."""
+
 
 def words(count: int, seed: int = 0) -> str:
     """`count` words, about as many tokens. Two seeds differ from their first words on."""
