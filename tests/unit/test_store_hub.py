@@ -40,8 +40,9 @@ def never(source: Path, target: Path) -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
-    from huggingface_hub import constants
+    from huggingface_hub import close_session, constants
 
+    close_session()  # its open connections are to the server of another test, whose port may be this one's again
     with HubStub(REPO, dict(FILES)) as stub:
         for name, value in {
             "ENDPOINT": stub.url,
