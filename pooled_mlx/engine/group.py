@@ -1,9 +1,9 @@
 """A decode group: rows that take their steps together in one batch.
 
 A group of one row runs on mlx-lm's plain cache classes, a larger one on their batch forms; the step is the same code. One
-forward pass is always queued ahead of the token that is being read. Rows that must be asked before the next token can be
-chosen (grammar, the end of a thinking budget) make the group read first and sample then; the forward pass itself is
-already running by that time, so the group loses no overlap but that of the sampling kernel.
+forward pass is queued ahead of the token that is being read, but for an answer's first token. Rows that must be asked before
+the next token can be chosen (grammar, the end of a thinking budget) make the group read first and sample then; the forward pass
+itself is already running by that time, so the group loses no overlap but that of the sampling kernel.
 """
 
 from __future__ import annotations
