@@ -20,6 +20,7 @@ MAX_TEXT_CHARACTERS = 4_000_000
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1_024
 MAX_SCHEMA_CHARACTERS = 32_000
+MAX_FORMAT_CHARACTERS = 128_000
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 64
 MAX_TOP_K = 64
@@ -193,8 +194,8 @@ def read_effort(word: str | None, field: str) -> tuple[Effort | None, str | None
     return None, f"{field}: unknown effort {show(word)}; the model's default level is used (known: {', '.join(EFFORTS)})"
 
 
-def read_schema(owner: Fields, name: str) -> Mapping[str, Any] | bool | None:
-    """A JSON schema (object or boolean) of at most 32,000 characters; None when absent."""
+def read_schema(owner: Fields, name: str, limit: int = MAX_SCHEMA_CHARACTERS) -> Mapping[str, Any] | bool | None:
+    """A JSON schema (object or boolean) of at most `limit` characters; None when absent."""
     value = owner.get(name)
     if value is None:
         return None
@@ -204,10 +205,9 @@ def read_schema(owner: Fields, name: str) -> Mapping[str, Any] | bool | None:
         text = json.dumps(value, ensure_ascii=False)
     except RecursionError:
         raise bad_request(f"{owner.param(name)} is nested too deeply.", owner.param(name)) from None
-    if len(text) > MAX_SCHEMA_CHARACTERS:
-        raise bad_request(
-            f"{owner.param(name)} has {len(text)} characters; a schema may have {MAX_SCHEMA_CHARACTERS}.", owner.param(name)
-        )
+    if len(text) > limit:
+        message = f"{owner.param(name)} has {len(text)} characters; a schema may have {limit} here. Send a smaller one."
+        raise bad_request(message, owner.param(name))
     return value if clean(text) is text else json.loads(clean(text))
 
 

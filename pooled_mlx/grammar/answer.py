@@ -81,6 +81,8 @@ def answer_grammar(
     key = _key(request, listed, reasoning_open, chat_format, tokens.memo)
     known = tokens.memo.get(key)
     if isinstance(known, AnswerGrammar):
+        if known.compiled is not None and isinstance(tokens, Compiler):
+            tokens.renew(known.compiled)
         return known
     names = {tool.name for tool in request.callable_tools}
     offered = tuple(tool for tool in listed if tool.name in names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pooled_mlx.grammar import patterns
@@ -91,31 +91,32 @@ class Algebra:
             self._open.pop()
         return found
 
-    def disjoint(self, one: Node, other: Node) -> bool:
-        """True when it is certain that no value meets both."""
+    def disjoint(self, one: Node, other: Node, kinds: frozenset[str] = KINDS, required: Iterable[str] = ()) -> bool:
+        """True when it is certain that no value meets both, among those of `kinds` that have the `required` properties."""
         one, other = self._target(one), self._target(other)
         if isinstance(one, bool) or isinstance(other, bool):
             return one is False or other is False
-        shared = self.kinds(one) & self.kinds(other)
+        shared = self.kinds(one) & self.kinds(other) & kinds
         if not shared:
             return True
         mine, theirs = _listed(one), _listed(other)
         if mine is not None and theirs is not None:
             return not any(a == b for a in mine for b in theirs)
         if shared <= {"object"}:
-            return self._objects_disjoint(one, other)
+            return self._objects_disjoint(one, other, required)
         if shared <= NUMBERS:
             return _apart(one, other) or _apart(other, one)
         return False
 
-    def _objects_disjoint(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    def _objects_disjoint(self, one: Mapping[str, Any], other: Mapping[str, Any], required: Iterable[str]) -> bool:
         for closed, asking in ((one, other), (other, one)):
             if closed.get("additionalProperties") is False and "patternProperties" not in closed:
                 known = closed.get("properties", {})
-                if any(known.get(name, False) is False for name in asking.get("required", ())):
+                if any(known.get(name, False) is False for name in (*asking.get("required", ()), *required)):
                     return True
         mine, theirs = one.get("properties", {}), other.get("properties", {})
-        tags = set(one.get("required", ())) & set(other.get("required", ())) & set(mine) & set(theirs)
+        present = (set(one.get("required", ())) & set(other.get("required", ()))) | set(required)
+        tags = present & set(mine) & set(theirs)
         return any(self.disjoint(mine[tag], theirs[tag]) for tag in tags)
 
     def _target(self, node: Node) -> Node:

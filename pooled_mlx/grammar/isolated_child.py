@@ -27,7 +27,7 @@ def main() -> None:
         except (OSError, ValueError) as error:
             print(f"no memory limit: {error}", file=sys.stderr)
     tokenizer = LLTokenizer("byte")
-    limits = LLParserLimits(max_lexer_states=50_000, step_max_items=50_000, verbose_errors=False)
+    limits = LLParserLimits(max_lexer_states=50_000, max_items_in_row=20_000, step_max_items=200_000, verbose_errors=False)
     _write("")
     while select.select([sys.stdin.buffer], [], [], _IDLE_SECONDS)[0]:
         header = sys.stdin.buffer.read(_HEADER.size)

@@ -130,7 +130,8 @@ def _format(lowering: Lowering, value: Any, schema: Mapping[str, Any], out: dict
         return ()
     if value in formats.RANGES and kinds & NUMBERS:
         return [lowering.keep({key: _inward(bound, upward=key == "minimum")}) for key, bound in formats.RANGES[value].items()]
-    return [lowering.relaxed(place.at("format"), "format", f"the format {value[:60]!r} is not known")]
+    lowering.annotated(place.at("format"), "format", f"the format {value[:60]!r} is not known")
+    return ()
 
 
 def _bound(keyword: str) -> Keyword:

@@ -14,6 +14,8 @@ SELF = "\x00self\x00"
 """Stands for the rule's own name inside its body: for recursive and parametric rules."""
 
 _GUIDANCE = '"x-guidance":{"whitespace_flexible":false,"item_separator":", ","key_separator":": "}'
+_ONE_SPELLING = _GUIDANCE[:-1] + r',"json_allowed_escapes":"nrbtf\\\""}'
+"""No `\\u` in any string: control characters other than those with an escape of their own cannot be written then."""
 _MOST_MEMBERS = 64
 _LARK_OBJECT = frozenset({"type", "properties", "required", "additionalProperties"})
 
@@ -58,7 +60,7 @@ class LarkBuilder:
         """
         lowered = lower(schema, strict=self._strict, where=where)
         self.unenforced.extend(lowered.unenforced)
-        return self.lowered(lowered)
+        return self._value(lowered.schema, _ONE_SPELLING if lowered.has_open_names else _GUIDANCE)
 
     def lowered(self, lowered: Lowered) -> str:
         """A rule for one JSON value of a schema that `lower` has been through."""
@@ -83,25 +85,25 @@ class LarkBuilder:
         """The whole grammar, `start_body` as the body of its start rule."""
         return "\n".join(["%llguidance {}", f"start: {start_body}", *self._lines, ""])
 
-    def _value(self, schema: Mapping[str, Any] | bool) -> str:
+    def _value(self, schema: Mapping[str, Any] | bool, guidance: str = _GUIDANCE) -> str:
         text = dumps(schema)
-        known = self._schemas.get(text)
+        known = self._schemas.get(text + guidance)
         if known is None:
-            known = self._object(schema) if isinstance(schema, Mapping) and _is_plain_object(schema) else ""
+            known = self._object(schema, guidance) if isinstance(schema, Mapping) and _is_plain_object(schema) else ""
             if not known:
                 text_only = {"true": "{}", "false": '{"enum":[]}'}.get(text, text)
                 head = text_only[:-1] + ("," if len(text_only) > 2 else "")
-                known = self.rule("json", f"%json {head}{_GUIDANCE}}}")
-            self._schemas[text] = known
+                known = self.rule("json", f"%json {head}{guidance}}}")
+            self._schemas[text + guidance] = known
         return known
 
-    def _object(self, schema: Mapping[str, Any]) -> str:
+    def _object(self, schema: Mapping[str, Any], guidance: str) -> str:
         """An object of listed properties as a rule of its own: a third of the engine's time for the same as a schema.
 
         Most objects of many tools have the same properties somewhere, and those are compiled once.
         """
         required = set(schema.get("required", ()))
-        members = [(name, name in required, self._value(part)) for name, part in schema.get("properties", {}).items()]
+        members = [(name, name in required, self._value(part, guidance)) for name, part in schema.get("properties", {}).items()]
         first = next((index for index, member in enumerate(members) if member[1]), len(members))
         starts: list[str] = ['"{}"'] if first == len(members) else []
         for index, (name, _, value) in enumerate(members[: first + 1]):

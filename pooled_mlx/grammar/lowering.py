@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pooled_mlx.grammar import lint
@@ -48,7 +48,8 @@ class Place:
 class Check:
     """A part of the result that the grammar engine may still refuse; `drop` takes it out.
 
-    `rank` sorts inner parts before outer ones, so that a refusal is named where it arises.
+    Where it is dropped bit by bit, from the last one, `keywords` are those of the bits. `rank` sorts inner parts before outer
+    ones, so that a refusal is named where it arises.
     """
 
     node: dict[str, Any]
@@ -56,11 +57,13 @@ class Check:
     keyword: str
     drop: Callable[[], None]
     rank: tuple[bool, int]
+    keywords: list[str] = field(default_factory=list)
 
 
 class Lowering:
     """One document on its way. `run` once; then `unenforced`, `definitions`, `nodes` and `checks` belong to the result.
 
+    `annotations` are those words of the schema that JSON schema itself gives no force, but that somebody may count on.
     `count` is the number of nodes read, `multiples` that of multipleOf, `bounds` that of exclusive bounds, `patterns` that of
     regular expressions. `joined` tells whether something is intersected: the engine proves then that an intersection is not
     empty, which can take for ever.
@@ -73,6 +76,7 @@ class Lowering:
         self.document = Document(root, where)
         self.draft = "2020-12"
         self.unenforced: list[Unenforced] = []
+        self.annotations: list[Unenforced] = []
         self.definitions: dict[str, Node] = {}
         self.checks: list[Check] = []
         self.nodes: list[dict[str, Any]] = []
@@ -117,21 +121,23 @@ class Lowering:
         if "$id" in schema:
             place = Place(place.pointer, self.document.base_of(schema, place.base), place.depth)
         out: dict[str, Any] = {}
-        more: list[Node] = []
+        more: list[tuple[str, Node]] = []
         was = len(self.unenforced)
         for key, value in schema.items():
             lower = KEYWORDS.get(key)
             if lower is not None:
-                more.extend(lower(self, value, schema, out, place))
-        if any(is_false(item) for item in more):
+                more.extend((key, item) for item in lower(self, value, schema, out, place))
+        if any(is_false(item) for _, item in more):
             return False
-        parts = [item for item in more if not isinstance(item, bool)]
+        parts = [(key, item) for key, item in more if not isinstance(item, bool)]
         if not out and len(parts) == 1:
-            out = parts[0]
+            out = parts[0][1]
         elif parts:
             self.joined = True
-            out["allOf"] = parts
-            self.check(out, place.pointer, "allOf", lambda: _drop_last(out))
+            out["allOf"] = [item for _, item in parts]
+            keys = [key for key, _ in parts]
+            rank = (not self._in_definition, -place.pointer.count("/"))
+            self.checks.append(Check(out, place.pointer, "allOf", lambda: _drop_last(out), rank, keys))
         elif not out:
             return True
         self.keep(out)
@@ -255,6 +261,10 @@ class Lowering:
         self.unenforced.append(Unenforced(pointer, keyword, why))
         return True
 
+    def annotated(self, pointer: str, keyword: str, why: str) -> None:
+        """Name what JSON schema takes for an annotation: accepted, strict or not."""
+        self.annotations.append(Unenforced(pointer, keyword, why))
+
     def check(self, node: dict[str, Any], pointer: str, keyword: str, drop: Callable[[], None]) -> None:
         """Have the engine look at `node` once the document is complete."""
         rank = (not self._in_definition, -pointer.count("/"))
@@ -273,8 +283,6 @@ class Lowering:
 
 
 def _drop_last(node: dict[str, Any]) -> None:
-    parts = node.get("allOf")
-    if parts:
-        parts.pop()
-    if not parts:
-        node.pop("allOf", None)
+    left = node.pop("allOf", [])[:-1]
+    if left:
+        node["allOf"] = left

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,17 @@ CACHED_TEXT_BYTES = 32 * 2**20
 """Bound on the Lark text of all kept grammars: memory grows with the text."""
 
 MAX_GRAMMAR_BYTES = 8 * 2**20
+
+MAX_LEXER_STATES = 2_000_000
+MAX_ITEMS_IN_ROW = 20_000
+WORN_TOKENS = 16_384
+"""Tokens matched by all answers together after which a grammar is built afresh for the next ones.
+
+The engine's lexer makes a state for each place in a bounded string that an answer reaches (some 16 a token of prose, 0.25 kB
+each). Copies of a matcher share that lexer, so the states of all answers add up.
+"""
+
+_log = logging.getLogger("pooled.grammar")
 
 _WORKERS = 2
 _MOST_LOST = 4
@@ -94,6 +106,14 @@ class _ByteVocabulary:
         return list(text.encode() if isinstance(text, str) else text)
 
 
+@dataclass(slots=True)
+class Wear:
+    """What was done with one lexer: tokens that all its matchers took, and whether one of them met an error."""
+
+    tokens: int = 0
+    failed: bool = False
+
+
 class Constraint:
     """The state of one answer under one grammar. Owned by one thread at a time.
 
@@ -101,9 +121,10 @@ class Constraint:
     before and after the last token of a finished grammar.
     """
 
-    def __init__(self, matcher: LLMatcher, tokenizer: GrammarTokenizer) -> None:
+    def __init__(self, matcher: LLMatcher, tokenizer: GrammarTokenizer, wear: Wear | None = None) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
+        self._wear = wear or Wear()
         self._ends = 0
 
     def allows(self, token: int) -> bool:
@@ -130,6 +151,7 @@ class Constraint:
             return
         if self._ends or (self._matcher.is_stopped() and not self._matcher.is_error()):
             raise GrammarFailed(f"token {token} after the end of the grammar")
+        self._wear.tokens += 1
         if not self._matcher.consume_token(token):
             self._check()
             raise GrammarFailed(f"token {token} was refused")
@@ -184,7 +206,7 @@ class Constraint:
 
     def copy(self) -> Constraint:
         """An independent constraint in the same state."""
-        twin = Constraint(self._matcher.deep_copy(), self._tokenizer)
+        twin = Constraint(self._matcher.deep_copy(), self._tokenizer, self._wear)
         twin._ends = self._ends
         return twin
 
@@ -194,23 +216,35 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._wear.failed = True
             raise GrammarFailed(first_line(self._matcher.get_error()))
 
 
 class CompiledGrammar:
-    """One compiled grammar. Immutable and safe to share; each answer takes its own `matcher()` (5 to 60 µs)."""
+    """One compiled grammar, safe to share; each answer takes its own `matcher()` (5 to 60 µs)."""
 
     def __init__(self, text: str, matcher: LLMatcher, tokenizer: GrammarTokenizer, warnings: tuple[str, ...]) -> None:
         self.text = text
         self.warnings = warnings
         self._matcher = matcher
         self._tokenizer = tokenizer
+        self._wear = Wear()
         self._lock = threading.Lock()
+
+    @property
+    def is_worn(self) -> bool:
+        """True when the next answer needs a lexer of its own: `Compiler.renew` gives it one."""
+        return self._wear.failed or self._wear.tokens >= WORN_TOKENS
 
     def matcher(self) -> Constraint:
         """A fresh constraint at the start of the grammar."""
         with self._lock:
-            return Constraint(self._matcher.deep_copy(), self._tokenizer)
+            return Constraint(self._matcher.deep_copy(), self._tokenizer, self._wear)
+
+    def take_lexer(self, fresh: CompiledGrammar) -> None:
+        """Go on with the lexer of `fresh`, the same grammar compiled anew. Answers that run keep the old one."""
+        with self._lock:
+            self._matcher, self._wear = fresh._matcher, Wear()
 
 
 @dataclass(slots=True)
@@ -248,12 +282,24 @@ class Compiler:
         key = hashlib.blake2b(raw, digest_size=20).digest()
         known = self._compiled.get(key)
         if isinstance(known, CompiledGrammar):
-            return known
+            return self.renew(known)
         if len(raw) > MAX_GRAMMAR_BYTES:
             raise GrammarRefused(f"the grammar has {len(raw)} bytes (limit {MAX_GRAMMAR_BYTES})")
         compiled = self._in_worker(lambda: build(self.tokenizer, grammar_text))
         self._compiled.put(key, compiled, len(grammar_text))
         return compiled
+
+    def renew(self, grammar: CompiledGrammar) -> CompiledGrammar:
+        """`grammar`, with a fresh lexer where the old one is worn: what one answer did to it must not end a later one.
+
+        Keeps the old one, with a warning, where there is no time for that now.
+        """
+        if grammar.is_worn:
+            try:
+                grammar.take_lexer(self._in_worker(lambda: build(self.tokenizer, grammar.text)))
+            except GrammarRefused as refusal:
+                _log.warning("a grammar could not be built afresh: %s", refusal.reason)
+        return grammar
 
     def _in_worker(self, run: Callable[[], CompiledGrammar]) -> CompiledGrammar:
         # llguidance cannot be interrupted: at the deadline the caller leaves and the worker is given up; another one takes its
@@ -342,9 +388,16 @@ def parser_limits() -> LLParserLimits:
     """The limits under which every grammar is compiled and matched.
 
     Large lexemes are not run over the whole vocabulary beforehand: with a hundred bounded strings that takes a second, and the
-    masks are no faster for it.
+    masks are no faster for it. The lexer's states suffice for the longest answer (65,536 tokens) in a bounded string, the rows
+    for an object of some thousand optional properties (13 ms a mask).
     """
-    return LLParserLimits(max_lexer_states=50_000, step_max_items=50_000, verbose_errors=False, precompute_large_lexemes=False)
+    return LLParserLimits(
+        max_lexer_states=MAX_LEXER_STATES,
+        max_items_in_row=MAX_ITEMS_IN_ROW,
+        step_max_items=10 * MAX_ITEMS_IN_ROW,
+        verbose_errors=False,
+        precompute_large_lexemes=False,
+    )
 
 
 def engine_version() -> str:

@@ -38,17 +38,23 @@ def any_of(nodes: Sequence[Node]) -> Node:
     return False if not left else left[0] if len(left) == 1 else {"anyOf": left}
 
 
-def one_of(lowering: Lowering, value: Any, _s: Mapping[str, Any], out: dict[str, Any], place: Place) -> Sequence[Node]:
-    """Exactly one alternative: each of them without the others. In tools: at least one."""
+def one_of(lowering: Lowering, value: Any, schema: Mapping[str, Any], out: dict[str, Any], place: Place) -> Sequence[Node]:
+    """Exactly one alternative: each of them without the others. In tools: at least one.
+
+    Only what the schema around it leaves counts: alternatives that tell objects apart by a tag overlap in everything else.
+    """
     inner = place.down("oneOf")
     listed = values.schemas(value, "oneOf", place)
     nodes = [lowering.node(item, inner.beside(str(index))) for index, item in enumerate(listed)]
     if lowering.tool or len(nodes) == 1:
         return either(lowering, nodes, out)
 
+    allowed = lowering.kinds_here(schema)
+    required = [name for name in values.list_at(schema, "required") if isinstance(name, str)]
+
     def compute() -> Node:
         try:
-            return _exactly_one(lowering, nodes)
+            return _exactly_one(lowering, nodes, allowed, required)
         except Inexact:
             # the engine may still see that they are disjoint; if it does not, `loosen` is called and the keyword named
             return {"oneOf": [node for node in nodes if not is_false(node)]}
@@ -60,15 +66,16 @@ def one_of(lowering: Lowering, value: Any, _s: Mapping[str, Any], out: dict[str,
     return [lowering.hole(compute, place.at("oneOf"), "oneOf", drop=loosen)]
 
 
-def _exactly_one(lowering: Lowering, nodes: Sequence[Node]) -> Node:
+def _exactly_one(lowering: Lowering, nodes: Sequence[Node], allowed: frozenset[str], required: Sequence[str]) -> Node:
     alternatives: list[Node] = []
     excluded = 0
+    apart = lowering.algebra.disjoint
     for index, node in enumerate(nodes):
-        others = [other for at, other in enumerate(nodes) if at != index and not lowering.algebra.disjoint(node, other)]
+        others = [other for at, other in enumerate(nodes) if at != index and not apart(node, other, allowed, required)]
         excluded += len(others)
         if excluded > MAX_ALTERNATIVES:
             raise Inexact("too many of its alternatives overlap")
-        kinds = lowering.algebra.kinds(node)
+        kinds = lowering.algebra.kinds(node) & allowed
         alternatives.append(intersection([node, *(lowering.algebra.complement(other, kinds) for other in others)]))
     return any_of(alternatives)
 
@@ -117,6 +124,9 @@ def dependent_schemas(
     inner = place.down("dependentSchemas")
     found: list[Node] = []
     for name, item in values.mapping(value, "dependentSchemas", place).items():
+        needed = values.list_at(item, "required") if isinstance(item, Mapping) else []
+        if isinstance(item, Mapping) and "$ref" not in item and all(isinstance(one, str) for one in needed):
+            item = {**item, "required": [*needed, name]}  # it is there where this counts, and other names cannot be it
         found.append(_unless_present(lowering, name, lowering.node(item, inner.beside(escape(name)))))
     return found
 

@@ -381,7 +381,7 @@ def test_response_format(value: Any, wanted: ResponseFormat) -> None:
         ({"type": "json_schema", "json_schema": {"name": "n"}}, "response_format.json_schema.schema"),
         ({"type": "json_schema", "json_schema": {"schema": []}}, "response_format.json_schema.schema"),
         ({"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}, "response_format.json_schema.strict"),
-        ({"type": "json_schema", "json_schema": {"schema": {"x": "y" * 32_000}}}, "response_format.json_schema.schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {"x": "y" * 128_000}}}, "response_format.json_schema.schema"),
     ],
 )
 def test_malformed_response_format(value: Any, param: str) -> None:

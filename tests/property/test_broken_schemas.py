@@ -85,7 +85,8 @@ def test_a_broken_format_is_a_400(random: Random, schema: dict[str, Any], strict
         refusal = error
     else:
         assert grammar.text
-        assert not (strict and grammar.unenforced)
+        # a format that nothing holds is an annotation: named, but accepted
+        assert not (strict and [named for named in grammar.unenforced if not named.startswith("format at ")])
         return
     assert refusal.kind is ErrorKind.BAD_REQUEST
     assert refusal.message

@@ -21,11 +21,11 @@ class Feature(NamedTuple):
 
 NOT_ENFORCED = {
     "pattern lookahead": ("/pattern", "pattern"),
-    "format unknown (annotation)": ("/format", "format"),
     "uniqueItems": ("/uniqueItems", "uniqueItems"),
     "contains": ("/contains", "contains"),
 }
 """Features that no grammar holds: where and under which keyword they are named."""
+ANNOTATION = "format unknown (annotation)"
 
 FEATURES = [
     Feature(
@@ -113,7 +113,7 @@ FEATURES = [
         ["no uri"],
     ),
     Feature(
-        "format unknown (annotation)",
+        ANNOTATION,
         {"type": "string", "format": "color-name"},
         ["x"],
         [],
@@ -467,12 +467,20 @@ def test_the_instances_are_what_they_say(feature: Feature) -> None:
     assert all(validator.is_valid(value) for value in feature.good)
 
 
-@pytest.mark.parametrize("feature", [f for f in FEATURES if f.name not in NOT_ENFORCED], ids=by_name)
+@pytest.mark.parametrize("feature", [f for f in FEATURES if f.name not in {*NOT_ENFORCED, ANNOTATION}], ids=by_name)
 def test_enforced_exactly(feature: Feature) -> None:
     judge = Judge(feature.schema)
     assert judge.unenforced == []
     assert [value for value in feature.bad if judge.accepts_somehow(value)] == []
     assert [value for value in feature.good if not judge.accepts_somehow(value)] == []
+
+
+def test_a_format_that_nothing_holds_is_an_annotation() -> None:
+    (feature,) = [feature for feature in FEATURES if feature.name == ANNOTATION]
+    for strict in (True, False):
+        judge = Judge(feature.schema, strict=strict)
+        assert all(judge.accepts(value) for value in feature.good)
+        assert [(item.pointer, item.keyword) for item in judge.unenforced] == [("/format", "format")]
 
 
 @pytest.mark.parametrize("name", NOT_ENFORCED)

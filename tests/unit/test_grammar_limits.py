@@ -93,7 +93,8 @@ def test_intersections_that_never_end_are_given_up(monkeypatch: pytest.MonkeyPat
     try:
         schema = {"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(1, 30)]}
         assert "compiling takes longer than 0.2 seconds" in refusal(schema, strict=True)
-        assert "compiling takes longer than 0.2 seconds" in refusal(schema)
+        (named,) = lower(schema, strict=False).unenforced
+        assert (named.keyword, named.why) == ("schema", "compiling takes longer than 0.2 seconds")
         # the child was replaced
         assert lower({"type": "string", "pattern": "^a", "minLength": 2}, strict=True).unenforced == ()
     finally:
@@ -103,7 +104,7 @@ def test_intersections_that_never_end_are_given_up(monkeypatch: pytest.MonkeyPat
 def test_a_chain_of_references_that_would_overflow_the_stack_is_refused() -> None:
     chain: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(4000)}
     schema = {"$defs": {**chain, "d4000": {"type": "string"}}, "$ref": "#/$defs/d0"}
-    assert "cannot be compiled" in refusal(schema, strict=True)
+    assert "gave up on it" in refusal(schema, strict=True)
     assert lower({"type": "string", "pattern": "^b", "minLength": 2}, strict=True).unenforced == ()
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
+from pooled_mlx import chat_formats
+from pooled_mlx.core.request import Request, ResponseFormat, Turn
+from pooled_mlx.grammar.answer import answer_grammar
 from pooled_mlx.grammar.match import (
+    WORN_TOKENS,
     Compiler,
     Constraint,
     GrammarFailed,
@@ -18,6 +26,8 @@ from pooled_mlx.grammar.match import (
     first_line,
 )
 from pooled_mlx.grammar.memo import Memo
+from pooled_mlx.grammar.schema import lower
+from tests.small_tokenizer import byte_level
 
 TAGS = ("<tool_call>", "</tool_call>")
 TOKENIZER = GrammarTokenizer.of_bytes(TAGS)
@@ -265,3 +275,112 @@ def test_memo_knows_an_object_again_and_only_that_one() -> None:
         memo.digest_of(other, digest)
     memo.digest_of(one, digest)
     assert len(asked) == 5
+
+
+# --- one answer does nothing to the next one
+
+
+def follow(compiler: Compiler, grammar: str, text: str, every: int = 1) -> None:
+    """Write `text` under `grammar`, with a mask before every so many tokens."""
+    held = compiler.compile(grammar).matcher()
+    mask = np.zeros(compiler.tokenizer.mask_words, dtype=np.uint32)
+    for place, token in enumerate(words_of(text)):
+        if place % every == 0:
+            held.fill_mask(mask)
+        held.consume(token)
+    assert held.may_end()
+
+
+@functools.cache
+def word_tokenizer() -> tuple[GrammarTokenizer, Tokenizer]:
+    tokenizer = byte_level()
+    text = tokenizer.to_str()
+    return GrammarTokenizer(text, n_vocab=tokenizer.get_vocab_size(), eos_ids=[tokenizer.token_to_id("<|im_end|>")]), tokenizer
+
+
+def words_of(text: str) -> list[int]:
+    return word_tokenizer()[1].encode(text).ids
+
+
+PROSE = "the user asks and the assistant answers with a tool call or a text; one two three four five six seven - ".replace(
+    "-", "42"
+)
+LONG = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 20_000}}, "required": ["a"]}
+THREE = {
+    "type": "object",
+    "properties": {name: {"type": "string", "maxLength": most} for name, most in (("a", 4000), ("b", 5000), ("c", 8000))},
+    "required": ["a", "b", "c"],
+}
+COUNTED = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}
+
+
+@pytest.mark.parametrize(
+    ("schema", "answers"),
+    [
+        (LONG, [{"a": (PROSE * 400)[shift : shift + 20_000]} for shift in range(3)]),
+        (
+            THREE,
+            [
+                {name: (PROSE * 99)[shift : shift + most] for name, most in (("a", 4000), ("b", 5000), ("c", 8000))}
+                for shift in (0, 1)
+            ],
+        ),
+        (COUNTED, [" ".join((PROSE * 9).split()[shift : shift + 50]) for shift in range(12)]),
+    ],
+    ids=["long", "three", "counted"],
+)
+def test_long_answers_one_after_the_other_under_one_schema(schema: dict[str, Any], answers: list[Any]) -> None:
+    compiler = Compiler(word_tokenizer()[0])
+    grammar = f"{HEAD}start: %json {json.dumps(lower(schema, strict=True).schema)}\n"
+    for answer in answers:
+        follow(compiler, grammar, json.dumps(answer))
+
+
+def test_a_grammar_that_failed_is_built_afresh() -> None:
+    compiler = Compiler(TOKENIZER)
+    text = f'{HEAD}start: "a" /[bc]/\n'
+    compiled = compiler.compile(text)
+    with pytest.raises(GrammarFailed):
+        feed(compiled.matcher(), "x")
+    assert compiled.is_worn
+    assert compiler.compile(text) is compiled
+    assert not compiled.is_worn
+    feed(compiled.matcher(), "ab")
+
+
+def test_a_worn_grammar_gets_a_new_lexer_and_running_answers_keep_theirs() -> None:
+    compiler = Compiler(TOKENIZER)
+    text = f"{HEAD}start: TEXT\nTEXT: /(?s:.*)/\n"
+    compiled = compiler.compile(text)
+    running = feed(compiled.matcher(), "x" * 10)
+    feed(compiled.matcher(), "y" * WORN_TOKENS)
+    assert compiled.is_worn
+    compiler.compile(text)
+    assert not compiled.is_worn
+    feed(running, "z" * 10)
+    assert running.may_end()
+
+
+def test_a_request_that_is_known_by_heart_gets_a_fresh_grammar_too() -> None:
+    compiler = Compiler(TOKENIZER)
+    request = Request("r", (Turn("user", "hi"),), response_format=ResponseFormat("json_object"))
+    compiled = answer_grammar(request, chat_formats.get("hermes"), compiler).compiled
+    assert compiled is not None
+    with pytest.raises(GrammarFailed):
+        feed(compiled.matcher(), "x")
+    again = answer_grammar(request, chat_formats.get("hermes"), compiler).compiled
+    assert again is compiled
+    assert not again.is_worn
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_object_of_many_optional_properties_is_held_to_its_end(nested: bool) -> None:
+    several: dict[str, Any] = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(700)}}
+    schema = {"type": "array", "items": several} if nested else several
+    value = {f"p{i}": i for i in (3, 4, 600)}
+    compiler = Compiler(TOKENIZER)
+    held = compiler.compile(f"{HEAD}start: %json {json.dumps(schema)}\n").matcher()
+    for token in json.dumps([value] if nested else value).encode():
+        assert token in allowed(held)
+        held.consume(token)
+    assert held.may_end()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pooled_mlx.grammar.errors import SchemaError
+from pooled_mlx.grammar.match import check_grammar
 from pooled_mlx.grammar.schema import lower
 from tests.unit.grammar_judge import Judge
 
@@ -276,10 +277,11 @@ def test_multiples() -> None:
         ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, [{"a": 1, "b": 2}], [{"c": 1}]),
         ({"type": "object", "propertyNames": {"maxLength": 2}}, [{"ab": 1}], [{"abc": 1}]),
         ({"type": "object", "propertyNames": {"type": "string"}}, [{"x": 1}], [1]),
-        ({"properties": {"a": {}}, "minProperties": 2, "type": "object"}, [{"a": 1, "b": 2}, {"c": 1, "d": 1}], [{"a": 1}]),
+        ({"properties": {"a": {}}, "minProperties": 1, "type": "object"}, [{"a": 1, "b": 2}, {"c": 1, "d": 1}], [{}]),
+        ({"required": ["a"], "minProperties": 2, "type": "object"}, [{"a": 1, "b": 2}], [{"a": 1}]),
         ({"properties": {"a": {}, "b": {}}, "maxProperties": 1, "type": "object"}, [{}, {"b": 1}], [{"a": 1, "b": 2}]),
         ({"dependentRequired": {"a": ["b"]}, "type": "object"}, [{}, {"b": 1}, {"a": 1, "b": 2}], [{"a": 1}]),
-        ({"dependentSchemas": {"a": {"minProperties": 2}}, "type": "object"}, [{}, {"a": 1, "b": 2}], [{"a": 1}]),
+        ({"dependentSchemas": {"a": {"maxProperties": 1}}, "type": "object"}, [{}, {"a": 1}], [{"a": 1, "b": 2}]),
         (
             {"properties": {"a": {}}, "allOf": [{"properties": {"b": {}}}], "unevaluatedProperties": False, "type": "object"},
             [{"a": 1, "b": 2}],
@@ -319,6 +321,42 @@ def test_a_condition_on_a_tag() -> None:
     check(schema, [{"kind": "a", "x": 1}, {"kind": "b"}], [{"kind": "a"}, {"kind": "b", "x": 1}])
 
 
+def test_alternatives_told_apart_by_a_tag_in_what_the_parent_leaves() -> None:
+    a = {"properties": {"kind": {"const": "a"}, "x": {"type": "integer"}}}
+    b = {"properties": {"kind": {"const": "b"}, "y": {"type": "integer"}}}
+    good = [{"kind": "a", "x": 1}, {"kind": "b", "y": 2}]
+    bad = [{"kind": "a", "y": 1}, {"kind": "b", "x": 1}, {"kind": "a"}, {"x": 1}]
+    tag = {"kind": {"enum": ["a", "b"]}}
+    ones = [{**a, "required": ["kind", "x"]}, {**b, "required": ["kind", "y"]}]
+    check({"type": "object", "properties": tag, "oneOf": ones}, good, bad)
+    ones = [{**a, "required": ["x"]}, {**b, "required": ["y"]}]
+    check({"type": "object", "properties": tag, "required": ["kind"], "oneOf": ones}, good, bad)
+
+
+def test_what_is_too_large_together_is_named_by_the_users_own_keywords() -> None:
+    ifs = [
+        {"if": {"properties": {f"k{i}": {"const": True}}, "required": [f"k{i}"]}, "then": {"required": [f"v{i}"]}}
+        for i in range(8)
+    ]
+    needs = {"type": "object", "dependentRequired": {f"k{i}": [f"v{i}"] for i in range(12)}}
+    overlapping = {
+        "type": "object",
+        "allOf": [{"patternProperties": {name: {"minimum": least}}} for least, name in enumerate(("^a", "b$", "c"))],
+    }
+    for schema, keyword in (
+        ({"type": "object", "allOf": ifs}, "allOf"),
+        (needs, "dependentRequired"),
+        (overlapping, "allOf"),
+    ):
+        lowered = lower(schema, strict=False, where="/w")
+        assert {(item.pointer, item.keyword) for item in lowered.unenforced} == {(f"/w/{keyword}", keyword)}
+        assert not any(word in item.why for item in lowered.unenforced for word in ("panic", "::", "regexes"))
+        refused = error_of(schema, where="/w")
+        assert (refused.pointer, refused.keyword) == (f"/w/{keyword}", keyword)
+        assert "panic" not in refused.message
+        assert check_grammar(f"%llguidance {{}}\nstart: %json {json.dumps(lowered.schema)}\n") == ""
+
+
 # --- what is not enforced
 
 
@@ -326,7 +364,7 @@ def test_a_condition_on_a_tag() -> None:
     ("schema", "keyword"),
     [
         ({"pattern": "(?=x)"}, "pattern"),
-        ({"format": "color"}, "format"),
+        ({"minProperties": 2}, "minProperties"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"contains": {"type": "integer"}}, "contains"),
         ({"not": {"pattern": "x"}}, "not"),
@@ -376,4 +414,5 @@ def test_a_part_that_stays_refused_when_all_of_it_is_dropped() -> None:
         "dependentRequired": {"a": ["a"]},
         "properties": {"b": {"allOf": [{"type": "object", "minItems": 3}], "required": ["c", "b"]}},
     }
-    assert "cannot be compiled: circular references" in error_of(schema, strict=False).message
+    (named,) = [item for item in lower(schema, strict=False).unenforced if item.keyword == "schema"]
+    assert named.why == "the grammar engine cannot hold it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pooled_mlx.api.common import (
+    MAX_FORMAT_CHARACTERS,
     MAX_TOOLS,
     Fields,
     check_tool_choice,
@@ -120,7 +121,7 @@ def read_response_format(body: Fields) -> ResponseFormat:
                 f"{value.param('json_schema')} is missing: an object with name and schema is required.",
                 value.param("json_schema"),
             )
-        schema = read_schema(wrapper, "schema")
+        schema = read_schema(wrapper, "schema", MAX_FORMAT_CHARACTERS)
         if schema is None:
             raise bad_request(f"{wrapper.param('schema')} is missing: a JSON schema is required.", wrapper.param("schema"))
         return ResponseFormat(

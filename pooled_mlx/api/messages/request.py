@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pooled_mlx.api.common import (
+    MAX_FORMAT_CHARACTERS,
     Fields,
     check_tool_choice,
     check_tools,
@@ -125,7 +126,7 @@ def _read_format(body: Fields) -> ResponseFormat:
         return ResponseFormat(kind)
     if kind != "json_schema":
         raise bad_request(f"{wanted.param('type')} must be 'json_schema', not {show(kind)}.", wanted.param("type"))
-    schema = read_schema(wanted, "schema")
+    schema = read_schema(wanted, "schema", MAX_FORMAT_CHARACTERS)
     if schema is None:
         raise bad_request(f"{wanted.param('schema')} is missing: a JSON schema is required.", wanted.param("schema"))
     return ResponseFormat("json_schema", schema, wanted.text("name") or "response")

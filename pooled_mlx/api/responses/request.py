@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pooled_mlx.api.common import (
+    MAX_FORMAT_CHARACTERS,
     Fields,
     check_tool_choice,
     check_tools,
@@ -141,7 +142,7 @@ def _read_format(body: Fields) -> ResponseFormat:
         return ResponseFormat(kind)
     if kind != "json_schema":
         raise bad_request(f"text.format.type must be text, json_object or json_schema, not {show(kind)}.", "text.format.type")
-    schema = read_schema(wanted, "schema")
+    schema = read_schema(wanted, "schema", MAX_FORMAT_CHARACTERS)
     if schema is None:
         raise bad_request("text.format.schema is missing: a JSON schema is required.", "text.format.schema")
     return ResponseFormat("json_schema", schema, wanted.text("name") or "response", wanted.flag("strict") or False)
