@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pooled_mlx.chat_formats import rules
 from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
-from pooled_mlx.chat_formats.raw_values import text_branches, without
-from pooled_mlx.chat_formats.schemas import condition, only_types, parameters_of, requirement, resolve, shape_of
+from pooled_mlx.chat_formats.raw_values import regex, text_branches, without
+from pooled_mlx.chat_formats.schemas import (
+    condition,
+    is_impossible,
+    only_types,
+    parameters_of,
+    requirement,
+    resolve,
+    shape_of,
+    variants,
+)
 from pooled_mlx.core.request import Tool
 from pooled_mlx.grammar.errors import Unenforced
 from pooled_mlx.grammar.lark import SELF, SchemaError
 
 _MAX_DEPTH = 8
+_LONGEST_INLINE = 80
 _MOST_IN_ANY_ORDER = 60
 _NUMBER_RULES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_WHY = "Gemma's notation cannot be held to it"
 _HELD = frozenset(
     {
-        *("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions", "nullable", "$schema"),
+        *("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"),
         *("properties", "required", "additionalProperties", "items", "minItems", "maxItems"),
         *("minLength", "maxLength", "pattern", "format", *_NUMBER_RULES),
     }
@@ -34,6 +45,8 @@ class ValueRules:
         self._quote = quote
         self._spelled = spelled
         self._known: dict[str, str] = {}
+        self._values: dict[tuple[int, int], str] = {}
+        self._kept: list[object] = []
         self._any_rule = ""
 
     def of(self, tool: Tool) -> str:
@@ -43,8 +56,15 @@ class ValueRules:
         schema = rules.arguments_schema(tool)
         key = rules.shape_key(schema)
         if key not in self._known:
+            self._values.clear()
+            self._kept = [schema]  # values are known by the identity of their schemas
             try:
-                self._known[key] = self._object(schema, schema, rules.where_of(tool), 0)
+                where = rules.where_of(tool)
+                self._kept += (parts := variants(schema))
+                for part in parts:
+                    rules.name_unheld(self._lark, part, _HELD - {"anyOf", "oneOf"}, where, _WHY)
+                objects = [self._object(part, part, where, 0) for part in parts]
+                self._known[key] = objects[0] if len(objects) == 1 else self._lark.rule("object", "\n    | ".join(objects))
             except SchemaError as error:
                 self._spec.degraded[tool.name] = str(error)
                 return self._any_object()
@@ -81,9 +101,16 @@ class ValueRules:
         schema = resolve(schema, root)
         if not isinstance(schema, Mapping) or not schema or depth > _MAX_DEPTH:
             return self._any()
-        for keyword in schema:
-            if keyword not in _HELD:
-                self._lark.unenforced.append(Unenforced(f"{where}/{keyword}", keyword, "Gemma's notation cannot be held to it"))
+        key = id(schema), depth
+        if key not in self._values:
+            body = self._value_of(schema, root, where, depth)
+            self._values[key] = body if len(body) <= _LONGEST_INLINE else self._lark.rule("value", body)
+        return self._values[key]
+
+    def _value_of(self, schema: Mapping[str, Any], root: object, where: str, depth: int) -> str:
+        if is_impossible(schema, root):
+            raise SchemaError(where, "", "no value can meet this schema")
+        rules.name_unheld(self._lark, schema, _HELD, where, _WHY)
         if "const" in schema or isinstance(schema.get("enum"), list):
             values = [schema["const"]] if "const" in schema else schema["enum"]
             return "(" + " | ".join(self._exactly(value) for value in values) + ")"
@@ -103,7 +130,9 @@ class ValueRules:
         if kind == "array":
             item = self._value(schema.get("items", True), root, f"{where}/items", depth + 1)
             low, high = schema.get("minItems", 0), schema.get("maxItems")
-            more = f'("," {item}){{{max(low - 1, 0)},{"" if high is None else max(high - 1, 0)}}}'
+            if high is not None and high < low:
+                raise SchemaError(f"{where}/minItems", "minItems", f"minItems is {low}, more than maxItems, {high}")
+            more = f'("," {item}){{{max(low - 1, 0)},{"" if high is None else high - 1}}}' if high is None or high > 1 else ""
             inside = f"{item} {more}" if high != 0 else ""
             return f'"[" {inside} "]"' if low else f'"[" ({inside})? "]"' if inside else '"[" "]"'
         if kind == "string":
@@ -118,9 +147,13 @@ class ValueRules:
 
     def _object(self, schema: Mapping[str, Any], root: object, where: str, depth: int) -> str:
         declared = parameters_of(schema)
-        if not declared or len(declared) > _MOST_IN_ANY_ORDER:
-            closed = schema.get("additionalProperties") is False and not declared
-            return '"{" "}"' if closed else self._any_object()
+        other = schema.get("additionalProperties", not declared or depth > 0)
+        if len(declared) > _MOST_IN_ANY_ORDER:
+            self._lark.unenforced.append(Unenforced(f"{where}/properties", "properties", f"{len(declared)} of them"))
+            return self._any_object()
+        more = "" if other is False else self._value(other, root, f"{where}/additionalProperties", depth + 1)
+        if not declared:
+            return f'"{{" ({_KEY} ":" {more} ("," {_KEY} ":" {more})*)? "}}"' if more else '"{" "}"'
         names = list(declared)
         complete = condition(names, *requirement(schema))
         pairs = [
@@ -129,8 +162,14 @@ class ValueRules:
         ]
         rest = [f'"}}"{complete}']
         rest += [f'"," {pair} {SELF}::set_bit({bit}) %if bit_clear({bit})' for bit, pair in enumerate(pairs)]
+        unlisted = ""
+        if more:
+            unlisted = f"{self._lark.terminal('KEY', f'{_KEY} & ~/{_any_of(names)}/')} {self._lark.text(':')} {more}"
+            rest.append(f'"," {unlisted} {SELF}::_')
         after = self._lark.rule("rest", "\n    | ".join(rest), attributes="::_")
         first = [f"{pair} {after}::{1 << bit:#x}" for bit, pair in enumerate(pairs)]
+        if unlisted:
+            first.append(f"{unlisted} {after}::0x0")
         if not complete:
             first.append('"}"')
         return self._lark.rule("object", '"{" (' + " | ".join(first) + ")")
@@ -143,4 +182,8 @@ class ValueRules:
         return rules.tool_json(self._lark, {"const": value}, "")
 
 
-_KEY = r"/[A-Za-z_][0-9A-Za-z_\-.]*/"
+_KEY = r"/[0-9A-Za-z_\-.$@\/]+/"
+
+
+def _any_of(names: Iterable[str]) -> str:
+    return "|".join(regex(name) for name in names)

@@ -79,6 +79,8 @@ class HarmonyParser:
             return
         if self._first:
             self._writer.text(self._header)
+        elif self._body == "" and not cut:
+            self._writer.text(_words_of(self._header))
         self._end_message()
 
     def _plain(self, text: str) -> None:
@@ -104,7 +106,8 @@ class HarmonyParser:
         self._first = False
         if name in (START, END, CALL, RETURN):
             if self._body == "":
-                self._header = ""
+                header, self._header = self._header, ""
+                self._writer.text(_words_of(header))
                 return
             self._end_message()
         elif self._body == "" and name == MESSAGE:
@@ -149,6 +152,12 @@ class HarmonyParser:
         self._body = ""
 
 
+def _words_of(header: str) -> str:
+    """What a header that no message follows says besides role and channel: words that the model put in the wrong place."""
+    words = header.removeprefix("assistant").removeprefix(CHANNEL)
+    return "" if words.strip() in ("", "analysis", "commentary", "final") or _RECIPIENT.search(words) else words
+
+
 def _place(text: str, tag: str) -> int:
     """Where `tag` stands in `text`, or may begin at its end; -1 if nowhere."""
     at = text.find(tag[0])
@@ -174,7 +183,7 @@ class Harmony:
         return HarmonyParser(setup)
 
     def grammar(self, spec: AnswerSpec, lark: GrammarBuilder) -> str:
-        """Any number of thoughts, perhaps a preamble, then one call or the final message."""
+        """Any number of thoughts, then one call or the final message; a call that is not forced may have a preamble."""
         channel, message, end = (rules.tag(spec, lark, name) for name in (CHANNEL, MESSAGE, END))
         again = f'{end} {rules.tag(spec, lark, START)} "assistant"'
         thought = lark.rule("thought", f'{channel} "analysis" {message} {rules.ANY_TEXT} {again}')
@@ -189,7 +198,7 @@ class Harmony:
                 arguments = rules.json_arguments(spec, lark, tool)
                 calls.append(f"({channel} {behind} | {before}) {message} {arguments}")
         if spec.request.tool_choice.mode in ("required", "named") and calls:
-            return lark.build(f"{thought}* {preamble}? {lark.rule('calls', ' | '.join(calls))}")
+            return lark.build(f"{thought}* {lark.rule('calls', ' | '.join(calls))}")
         value = rules.ANY_TEXT if spec.json_schema is None else lark.json(spec.json_schema, "")
         final = lark.rule("final", f'{channel} "final" {message} {value}')
         if not calls:

@@ -9,7 +9,16 @@ from typing import Any
 from pooled_mlx.chat_formats import rules
 from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
 from pooled_mlx.chat_formats.raw_values import text_branches
-from pooled_mlx.chat_formats.schemas import condition, only_types, parameters_of, part_of, requirement, shape_of
+from pooled_mlx.chat_formats.schemas import (
+    condition,
+    is_impossible,
+    only_types,
+    parameters_of,
+    part_of,
+    requirement,
+    shape_of,
+    variants,
+)
 from pooled_mlx.core.request import Tool
 from pooled_mlx.grammar.closing import runs_on
 from pooled_mlx.grammar.errors import Unenforced
@@ -17,6 +26,9 @@ from pooled_mlx.grammar.lark import SELF, SchemaError
 
 MOST_IN_ANY_ORDER = 60
 """Parameters of one tool that the grammar engine can count; with more they come in the order of the schema."""
+
+_HELD = frozenset({"type", "properties", "required", "additionalProperties", "$ref", "allOf"})
+"""What the rules here hold of a tool's schema itself."""
 
 BIT = "\x00bit\x00"
 """Stands for the number of a parameter in the reference to a parametric rule."""
@@ -76,7 +88,8 @@ class ParameterRules(ABC):
         key = rules.shape_key(schema, grammar, degraded)
         if key not in self._known:
             try:
-                self._known[key] = self._shape(tool, schema)
+                shapes = [self._shape(tool, variant) for variant in variants(schema)]
+                self._known[key] = shapes[0] if len(shapes) == 1 else self.lark.rule("parameters", "\n    | ".join(shapes))
             except SchemaError as error:
                 self.spec.degraded[tool.name] = str(error)
                 return self.of(tool)
@@ -84,6 +97,7 @@ class ParameterRules(ABC):
 
     def _shape(self, tool: Tool, schema: Mapping[str, Any]) -> str:
         declared = parameters_of(schema)
+        rules.name_unheld(self.lark, schema, _HELD, rules.where_of(tool), "its format writes each parameter apart")
         if not declared:
             return self._undeclared(tool, schema) if schema.get("additionalProperties") else self.end
         values = {name: self._value(tool, name, value, schema) for name, value in declared.items()}
@@ -118,6 +132,8 @@ class ParameterRules(ABC):
         where = f"{rules.where_of(tool)}/properties/{name}"
         if tool.name in self.spec.degraded:
             return [(self.raw(""), True)] if shape.maybe_text else [self._json({"type": sorted(shape.types)}, where)]
+        if is_impossible(schema, root):
+            raise SchemaError(where, "", "no value can meet this schema")
         if tool.custom and tool.grammar is not None and tool.grammar.syntax == "lark":
             if self.tag and runs_on(tool.grammar.definition, self.tag):
                 raise SchemaError("", "grammar", "its texts run on into the tag that closes them, so that no call could end")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from pooled_mlx.chat_formats.schemas import resolve, shape_of
+from pooled_mlx.chat_formats.schemas import Alternatives, resolve
 from pooled_mlx.grammar import formats, patterns
 
 _WORD = re.compile("[0-9A-Za-z_]+")
@@ -16,25 +16,53 @@ LONGEST_BOUND = 4096
 """The largest `maxLength` held in bare text. A bounded text cannot contain its closing tag, and files must be able to."""
 
 
-def text_branches(schema: object, root: object, dropped: list[tuple[str, str]]) -> list[tuple[list[str] | None, list[str]]]:
+Branches = list[tuple[list[str] | None, list[str]]]
+
+
+def text_branches(schema: object, root: object, dropped: list[tuple[str, str]]) -> Branches:
     """The strings a schema allows, as alternatives: the only texts there are, or regexes that the whole text must match.
 
     Without either any text will do. `dropped` takes the keywords that no rule holds, each with the reason.
     """
+    return _text_branches(schema, root, dropped, Alternatives())
+
+
+def _text_branches(schema: object, root: object, dropped: list[tuple[str, str]], walk: Alternatives) -> Branches:
     schema = resolve(schema, root)
     if not isinstance(schema, Mapping):
         return [(None, [])]
+    if not walk.enter(schema):
+        return []
+    try:
+        return _text_branches_here(schema, root, dropped, walk)
+    finally:
+        walk.leave()
+
+
+def _text_branches_here(
+    schema: Mapping[str, Any], root: object, dropped: list[tuple[str, str]], walk: Alternatives
+) -> Branches:
     texts = enum_texts(schema)
     if texts is not None:
         return [(texts, [])] if texts else []
     own = _expressions(schema, dropped)
+    dropped.extend((word, "bare text cannot be held to it") for word in ("not", "if") if word in schema)
+    members = schema.get("allOf")
+    for member in members if isinstance(members, list) else ():
+        parts = _text_branches(member, root, dropped, walk)
+        if len(parts) != 1:
+            dropped.append(("allOf", "bare text cannot be held to alternatives in it"))
+        elif parts[0][0] is not None:
+            return [(parts[0][0], own)]
+        else:
+            own += parts[0][1]
     branches = next((schema[word] for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list)), None)
     if branches is None:
         return [(None, own)]
-    found: list[tuple[list[str] | None, list[str]]] = []
+    found: Branches = []
     for branch in branches:
-        if shape_of(branch, root).maybe_text:
-            found += [(texts, own + more) for texts, more in text_branches(branch, root, dropped)]
+        if walk.shape(branch, root).maybe_text:
+            found += [(texts, own + more) for texts, more in _text_branches(branch, root, dropped, walk)]
     return found
 
 

@@ -10,6 +10,8 @@ from pooled_mlx.chat_formats.base import CUSTOM_SCHEMA, AnswerSpec, GrammarBuild
 from pooled_mlx.chat_formats.schemas import loosened
 from pooled_mlx.chat_formats.tagged import END_THINK, THINK
 from pooled_mlx.core.request import MAX_CALLS, Tool
+from pooled_mlx.grammar.errors import Unenforced
+from pooled_mlx.grammar.keywords import KEYWORDS
 from pooled_mlx.grammar.lark import SchemaError
 from pooled_mlx.grammar.schema import lower
 
@@ -97,15 +99,19 @@ def _thinking(spec: AnswerSpec, lark: GrammarBuilder, gap: str, tags: tuple[str,
 def arguments_schema(tool: Tool) -> Mapping[str, Any]:
     """The schema of a tool's arguments as one JSON object.
 
-    A plain schema with declared properties takes no others: a model that invents arguments helps nobody.
+    A plain schema with declared properties takes no others, but those it requires: a model that invents arguments helps nobody.
     """
     schema = tool_schema(tool)
     if not isinstance(schema, Mapping):
         return ANY_OBJECT
     result = {**loosened(schema), "type": "object"}
     composed = any(word in result for word in ("allOf", "anyOf", "$ref", "if", "patternProperties", "unevaluatedProperties"))
-    if "properties" in result and not composed:
-        result.setdefault("additionalProperties", False)
+    if "properties" in result and not composed and "additionalProperties" not in result:
+        names = result.get("required")
+        undeclared = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        if isinstance(result["properties"], Mapping):
+            result["properties"] = {**result["properties"], **{n: {} for n in undeclared if n not in result["properties"]}}
+        result["additionalProperties"] = False
     if tool.custom and tool.grammar is not None and tool.grammar.syntax == "regex":
         result["properties"] = {
             name: {**value, "pattern": f"^(?:{tool.grammar.definition})$"} for name, value in result["properties"].items()
@@ -132,6 +138,21 @@ def tool_json(lark: GrammarBuilder, schema: Mapping[str, Any] | bool, where: str
     lowered = lower(schema, strict=False, where=where, tool=True)
     lark.unenforced.extend(lowered.unenforced)
     return lark.lowered(lowered)
+
+
+def name_unheld(lark: GrammarBuilder, schema: Mapping[str, Any], held: frozenset[str], where: str, why: str) -> None:
+    """List every keyword of `schema` that asserts something and is not among those `held`; alternatives of names alone are."""
+    for part, pointer in [(schema, where), *((one, f"{where}/allOf/{n}") for n, one in enumerate(listed(schema, "allOf")))]:
+        for keyword in part:
+            conditions = keyword in ("anyOf", "oneOf") and all(set(one) <= {"required"} for one in listed(part, keyword))
+            if keyword in KEYWORDS and keyword not in held and not conditions:
+                lark.unenforced.append(Unenforced(f"{pointer}/{keyword}", keyword, why))
+
+
+def listed(schema: Mapping[str, Any], word: str) -> list[Mapping[str, Any]]:
+    """The schemas that a keyword lists."""
+    value = schema.get(word)
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
 def where_of(tool: Tool) -> str:

@@ -7,6 +7,7 @@ string. Nothing is ever guessed from the text of a value whose schema allows one
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ _IMPLIED = {
 _ANNOTATIONS = frozenset({"type", "description", "title", "default", "examples", "deprecated", "$comment", "nullable"})
 _STRING_RULES = frozenset({"pattern", "minLength", "maxLength", "format", "enum", "const"})
 _MAX_DEPTH = 16
+_MAX_PARTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,96 @@ def shape_of(schema: object, root: object = None) -> Shape:
 
     A schema that names no type and implies none takes a string.
     """
-    shape = _shape(schema, root, 0)
+    shape = _shape(schema, root, {})
     return _TEXT if shape is None or not shape.types else shape
 
 
+def is_impossible(schema: object, root: object = None) -> bool:
+    """True when no type is left for a value of `schema`."""
+    shape = _shape(schema, root, {})
+    return shape is not None and not shape.types
+
+
 def parameters_of(schema: object) -> dict[str, Any]:
-    """The declared parameters of a tool's schema in order: its `properties`, through a reference or `allOf` at the root."""
-    found: dict[str, Any] = {}
-    _collect(schema, schema, found, 0)
+    """The parameters of a tool's schema in order: its `properties`, through references and alternatives at the root.
+
+    What several parts say of one parameter is joined: all of it in `allOf`, any of it in alternatives. A name that is required
+    and declared nowhere may have any value.
+    """
+    found = _collected(schema, schema, set())
+    target = resolve(schema, schema)
+    if isinstance(target, Mapping) and target.get("additionalProperties") is not False:
+        other = target.get("additionalProperties")
+        for name in sorted(requirement(target)[0] - found.keys()):
+            found[name] = other if isinstance(other, Mapping) else {}
+    return found
+
+
+MOST_VARIANTS = 8
+"""Alternatives of a tool's schema that are held one by one."""
+
+
+def variants(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The alternatives of a tool's schema, each with what stands beside them; the schema alone where there are none.
+
+    Only alternatives that declare parameters count: those that merely require some are a condition. Too many of them are left
+    together.
+    """
+    target = resolve(schema, schema)
+    if not isinstance(target, Mapping):
+        return [schema]
+    words = [word for word in ("anyOf", "oneOf") if any("properties" in one for one in _targets(target, word, schema))]
+    if len(words) != 1 or not len(target[words[0]]) <= MOST_VARIANTS:
+        return [schema]
+    base = {key: value for key, value in target.items() if key != words[0]}
+    for word in ("$defs", "definitions"):
+        if word in schema:
+            base[word] = schema[word]
+    return [_merged(base, branch) for branch in _targets(target, words[0], schema)]
+
+
+def _targets(schema: Mapping[str, Any], word: str, root: object) -> list[Mapping[str, Any]]:
+    listed = schema.get(word)
+    found = [resolve(branch, root) for branch in listed] if isinstance(listed, list) else []
+    return [branch for branch in found if isinstance(branch, Mapping)]
+
+
+def _merged(base: Mapping[str, Any], branch: Mapping[str, Any]) -> Mapping[str, Any]:
+    result = {**branch, **base}
+    result["properties"] = _both(_mapping(base.get("properties")), _mapping(branch.get("properties")))
+    result["required"] = list(dict.fromkeys([*_names(base.get("required")), *_names(branch.get("required"))]))
+    if isinstance(base.get("allOf"), list) and isinstance(branch.get("allOf"), list):
+        result["allOf"] = [*base["allOf"], *branch["allOf"]]
+    if branch.get("additionalProperties") is False:
+        result["additionalProperties"] = False
+    return result
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of two parts that both hold."""
+    shared = {name: {"allOf": [one[name], other[name]]} for name in one if name in other and one[name] != other[name]}
+    return {**one, **other, **shared}
+
+
+def _collected(schema: object, root: object, above: set[int]) -> dict[str, Any]:
+    schema = resolve(schema, root)
+    if not isinstance(schema, Mapping) or id(schema) in above or len(above) > _MAX_PARTS:
+        return {}
+    above.add(id(schema))
+    found = _mapping(schema.get("properties"))
+    for branch in _targets(schema, "allOf", root):
+        found = _both(found, _collected(branch, root, above))
+    for word in ("anyOf", "oneOf"):
+        listed: dict[str, list[Any]] = {}
+        for branch in _targets(schema, word, root):
+            for name, value in _collected(branch, root, above).items():
+                if value not in listed.setdefault(name, []):
+                    listed[name].append(value)
+        found = _both(found, {name: values[0] if len(values) == 1 else {"anyOf": values} for name, values in listed.items()})
     return found
 
 
@@ -78,7 +162,7 @@ _NOTES = frozenset(
 
 
 def loosened(schema: Any) -> Any:
-    """`schema` without annotations, every `oneOf` as an `anyOf`: what is enforced of it in tools."""
+    """`schema` without annotations: what is enforced of it in tools."""
     if isinstance(schema, list):
         return [loosened(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -92,12 +176,6 @@ def loosened(schema: Any) -> Any:
         elif key not in _VALUES:
             value = loosened(value)
         result[key] = value
-    if isinstance(result.get("oneOf"), list) and isinstance(result.get("allOf", []), list):
-        branches = result.pop("oneOf")
-        if "anyOf" in result:
-            result["allOf"] = [*result.get("allOf", ()), {"anyOf": branches}]
-        else:
-            result["anyOf"] = branches
     return result
 
 
@@ -109,30 +187,80 @@ def part_of(root: Mapping[str, Any], schema: object) -> Any:
     return {"$defs": {"tool": whole, "value": _moved(schema)}, "$ref": "#/$defs/value"}
 
 
-def _moved(schema: Any) -> Any:
+def _moved(schema: Any, *, root: bool = True) -> Any:
+    """`schema` below `#/$defs/tool`. What has an id of its own inside is a document of its own, and its references stay."""
     if isinstance(schema, list):
-        return [_moved(item) for item in schema]
-    if not isinstance(schema, Mapping):
+        return [_moved(item, root=False) for item in schema]
+    if not isinstance(schema, Mapping) or (not root and "$id" in schema):
         return schema
-    return {
-        key: "#/$defs/tool" + value[1:]
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else value
-        if key in _VALUES
-        else _moved(value)
-        for key, value in schema.items()
-    }
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$id":
+            continue
+        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            value = "#/$defs/tool" + value[1:]
+        elif key in _NAMED and isinstance(value, Mapping):
+            value = {name: _moved(item, root=False) for name, item in value.items()}
+        elif key not in _VALUES:
+            value = _moved(value, root=False)
+        result[key] = value
+    return result
 
 
 def only_types(schema: Any, root: object, types: frozenset[str]) -> Any:
     """`schema` narrowed to values of `types`; None where none of its values has one of them."""
+    return _narrowed(schema, root, types, Alternatives())
+
+
+class Alternatives:
+    """A walk through alternatives of alternatives. One that is its own alternative adds nothing, nor does what comes after
+    the first few hundred: alternatives that lead to each other have as many ways through them as there are orders of them.
+    """
+
+    MOST = 512
+
+    def __init__(self) -> None:
+        self._above: list[int] = []
+        self._seen = 0
+        self._shapes: dict[int, Shape] = {}
+
+    def shape(self, schema: object, root: object) -> Shape:
+        """`shape_of`, once for each schema of the walk."""
+        if id(schema) not in self._shapes:
+            self._shapes[id(schema)] = shape_of(schema, root)
+        return self._shapes[id(schema)]
+
+    def enter(self, schema: object) -> bool:
+        """False where the walk should not go on into `schema`; else `leave` must be called behind it."""
+        self._seen += 1
+        if id(schema) in self._above or self._seen > self.MOST or len(self._above) > _MAX_DEPTH:
+            return False
+        self._above.append(id(schema))
+        return True
+
+    def leave(self) -> None:
+        """The walk comes back from the schema entered last."""
+        self._above.pop()
+
+
+def _narrowed(schema: Any, root: object, types: frozenset[str], walk: Alternatives) -> Any:
     schema = resolve(schema, root)
     if not isinstance(schema, Mapping):
         return {"type": sorted(types)}
+    if not walk.enter(schema):
+        return None
+    try:
+        return _narrowed_here(schema, root, types, walk)
+    finally:
+        walk.leave()
+
+
+def _narrowed_here(schema: Mapping[str, Any], root: object, types: frozenset[str], walk: Alternatives) -> Any:
     result = dict(schema)
     for word in ("anyOf", "oneOf"):
         if isinstance(result.get(word), list):
-            narrowed = [only_types(branch, root, types) for branch in result[word] if shape_of(branch, root).types & types]
+            kept = [branch for branch in result[word] if walk.shape(branch, root).types & types]
+            narrowed = [one for one in (_narrowed(branch, root, types, walk) for branch in kept) if one is not None]
             if not narrowed:
                 return None
             result[word] = narrowed
@@ -159,7 +287,8 @@ def requirement(schema: Mapping[str, Any]) -> tuple[frozenset[str], list[frozens
         always.update(_names(target.get("required")))
         for branch in _branches(target, "allOf"):
             always.update(_names(branch.get("required")))
-        choices = [frozenset(_names(branch.get("required"))) for branch in _branches(target, "anyOf")]
+        word = "anyOf" if "anyOf" in target else "oneOf"
+        choices = [frozenset(_names(branch.get("required"))) for branch in _branches(target, word)]
     return frozenset(always), choices if all(choices) else []
 
 
@@ -197,21 +326,6 @@ def resolve(schema: object, root: object) -> object:
     return True
 
 
-def _collect(schema: object, root: object, found: dict[str, Any], depth: int) -> None:
-    schema = resolve(schema, root)
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping):
-        for name, value in properties.items():
-            found.setdefault(name, value)
-    for word in ("allOf", "anyOf", "oneOf"):
-        branches = schema.get(word)
-        if isinstance(branches, list):
-            for branch in branches:
-                _collect(branch, root, found, depth + 1)
-
-
 def _lookup(reference: str, root: object) -> object:
     if not reference.startswith("#"):
         return True
@@ -227,19 +341,26 @@ def _lookup(reference: str, root: object) -> object:
     return target
 
 
-def _shape(schema: object, root: object, depth: int) -> Shape | None:
-    """None: nothing is known of the type."""
+def _shape(schema: object, root: object, known: dict[int, Shape | None]) -> Shape | None:
+    """None: nothing is known of the type. `known` are the schemas seen on this walk, each looked at once."""
     schema = resolve(schema, root)
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    if not isinstance(schema, Mapping):
         return None
+    if id(schema) not in known:
+        known[id(schema)] = None  # what refers to itself says nothing more
+        known[id(schema)] = _shape_here(schema, root, known)
+    return known[id(schema)]
+
+
+def _shape_here(schema: Mapping[str, Any], root: object, seen: dict[int, Shape | None]) -> Shape | None:
     shapes = [_by_type(schema), _by_values(schema)]
     for word in ("anyOf", "oneOf"):
         branches = schema.get(word)
         if isinstance(branches, list) and branches:
-            shapes.append(_union([_shape(branch, root, depth + 1) for branch in branches]))
+            shapes.append(_union([_shape(branch, root, seen) for branch in branches]))
     branches = schema.get("allOf")
     if isinstance(branches, list):
-        shapes += [_shape(branch, root, depth + 1) for branch in branches]
+        shapes += [_shape(branch, root, seen) for branch in branches]
     known = [shape for shape in shapes if shape is not None]
     if not known:
         known = [Shape(frozenset({name})) for name, words in _IMPLIED.items() if any(word in schema for word in words)]
@@ -333,7 +454,7 @@ def json_of_text(text: str, shape: Shape) -> str | None:
     if not shape.maybe_text and word.lower() in _WORDS:
         word = _WORDS[word.lower()]
     try:
-        value = json.loads(word, parse_constant=_refuse)
+        value = json.loads(word, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
     kind = type_name(value)
@@ -349,6 +470,13 @@ def json_of_text(text: str, shape: Shape) -> str | None:
         if shape.choices is None and "string" in shape.loose and kind not in shape.loose and not numeric and kind != "null":
             return None
     return word
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is beyond 64-bit floating point")
+    return value
 
 
 def _refuse(constant: str) -> float:

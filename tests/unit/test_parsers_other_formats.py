@@ -202,3 +202,10 @@ def test_harmony_text_without_a_header_and_cut_answers() -> None:
     assert harmony(THOUGHT, ends="length").text == ""
     cut = harmony(THOUGHT + '<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>{"pa', ends="length")
     assert cut.calls == []
+
+
+@pytest.mark.parametrize("end", ["<|return|>", "<|end|>", ""])
+def test_harmony_words_in_a_header_without_a_message_are_text(end: str) -> None:
+    assert harmony(f"<|channel|>The answer is 4.{end}").text == "The answer is 4."
+    assert harmony(f"{THOUGHT}<|channel|>The answer is 4.{end}").text == "The answer is 4."
+    assert harmony(f"<|channel|>final{end}").text == ""
