@@ -22,7 +22,7 @@ from pooled_mlx.core.events import (
     Usage,
     check_order,
 )
-from pooled_mlx.core.request import Request, Tool
+from pooled_mlx.core.request import Request, Thinking, Tool
 from pooled_mlx.text.answer_stream import AnswerStream
 from pooled_mlx.text.tokens import TokenTable
 
@@ -180,12 +180,16 @@ def says(
     tags: Sequence[str] = TAGS,
     table: TokenTable | None = None,
     thinking: bool = False,
+    may_think: bool = False,
     constrained: bool = False,
     ends: Literal["stop", "length", "context_full"] = "stop",
     **request: Any,
 ) -> Outcome:
-    """The outcome of a model that says `text` (or these tokens) and then ends its turn."""
-    asked = Request("r", (), tools=tuple(tools), **request)
+    """The outcome of a model that says `text` (or these tokens) and then ends its turn.
+
+    `thinking`: the prompt has opened a thought. `may_think`: thinking is on, and the model opens its thought itself.
+    """
+    asked = Request("r", (), tools=tuple(tools), thinking=Thinking(on=thinking or may_think), **request)
     stream = stream_of(table or byte_table(tags), chat_format, asked, thinking=thinking, constrained=constrained)
     events: list[Event] = []
     for token in tokens(text, tags) if isinstance(text, str) else text:

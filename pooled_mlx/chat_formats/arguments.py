@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pooled_mlx.chat_formats.base import CUSTOM_PARAMETER, tool_schema
 from pooled_mlx.chat_formats.schemas import Shape, json_of_text, parameters_of, shape_of
+from pooled_mlx.chat_formats.tagged import unquoted
 from pooled_mlx.core.request import Tool
 from pooled_mlx.text.event_writer import SPACE, EventWriter
 from pooled_mlx.text.json_stream import JsonStream, quote, quote_inner
@@ -49,7 +50,9 @@ class ArgumentsWriter:
         return self._mode == "json"
 
     def begin(self, name: str) -> None:
-        """A parameter begins. One that was given already is read and dropped."""
+        """A parameter begins. One that was given already is read and dropped; quotes around a declared name are."""
+        if name not in self.declared and unquoted(name) in self.declared:
+            name = unquoted(name)
         self._buffer = ""
         if name in self.given:
             self._writer.note(f"parameter {name!r} was given twice; the first value stays")

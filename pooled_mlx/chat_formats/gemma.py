@@ -23,7 +23,10 @@ _LONGEST_NAME = 256
 
 
 class GemmaReader:
-    """Reads one call and hands it on as JSON: keys are bare words, strings stand between quote tokens."""
+    """Reads one call and hands it on as JSON: keys are bare words, strings stand between quote tokens.
+
+    A quote ends a string only before `,`, `}`, `]` or the end of the call; before anything else it is content.
+    """
 
     def __init__(self, setup: ParserSetup, calls: Calls) -> None:
         self._json = HermesReader(setup, calls, frozenset({"name"}), frozenset({"arguments"}))
@@ -34,6 +37,8 @@ class GemmaReader:
         self._held = ""
         self._reading = False
         self._quoted = False
+        self._ending = False
+        """A quote came inside a string: it ended the string, if what follows says so."""
 
     @property
     def committed(self) -> bool:
@@ -43,11 +48,11 @@ class GemmaReader:
     @property
     def in_value(self) -> bool:
         """True inside a string."""
-        return self._quoted
+        return self._quoted and not self._ending
 
     def closing(self, *, token: bool, after_newline: bool) -> Closing:
         """A closing tag inside a string is content if the string goes on."""
-        if not self._quoted or (token and self._constrained):
+        if not self._quoted or self._ending or (token and self._constrained):
             return "yes"
         return "maybe" if token else "no"
 
@@ -95,14 +100,27 @@ class GemmaReader:
             return self._rejected()
         if self._held:
             self._pass(self._held)
+        if self._ending:
+            self._quoted = self._ending = False
+            self._json.feed('"')
         return self._json.close()
 
     def _pass(self, text: str) -> Step:
+        if self._ending and text:
+            self._ending = False
+            if text[0] in ",}]":
+                self._quoted = False
+                text = '"' + text
+            else:
+                text = QUOTE + text
         return self._json.feed(quote_inner(text) if self._quoted else text)
 
     def _quote(self) -> Step:
-        self._quoted = not self._quoted
-        return self._json.feed('"')
+        if not self._quoted:
+            self._quoted = True
+            return self._json.feed('"')
+        before, self._ending = self._ending, True
+        return self._json.feed(quote_inner(QUOTE)) if before else ("open", "")
 
     def _rejected(self) -> Step:
         return "rejected", "".join(self._raw)

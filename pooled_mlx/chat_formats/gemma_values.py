@@ -91,11 +91,18 @@ class ValueRules:
         return self._any_rule
 
     def _string(self, expressions: list[str]) -> str:
-        if not self._spelled:
-            text = self._lark.terminal("TEXT", " & ".join(expressions)) if expressions else rules.ANY_TEXT
-            return f"{self._quote} {text} {self._quote}"
-        text = self._lark.terminal("TEXT", " & ".join([*expressions, without('<|"|>')])) if expressions else rules.ANY_TEXT
-        return f"{self._quote} {rules.until(self._lark, self._quote, text)}"
+        lark, quote = self._lark, self._quote
+        if expressions:
+            held = [*expressions, without('<|"|>')] if self._spelled else expressions
+            text = lark.terminal("TEXT", " & ".join(held))
+            return f"{quote} {rules.until(lark, quote, text)}" if self._spelled else f"{quote} {text} {quote}"
+        # a quote before anything but what follows a value is content
+        other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/[,}}\]](?s:.*)/")
+        if self._spelled:
+            more = lark.rule("more", f'"" | {SELF} {rules.until(lark, quote, other)}')
+            return f"{quote} {rules.until(lark, quote)} {more}"
+        more = lark.rule("more", f'"" | {SELF} {other} {quote}')
+        return f"{quote} {rules.ANY_TEXT} {quote} {more}"
 
     def _value(self, schema: Any, root: object, where: str, depth: int) -> str:
         schema = resolve(schema, root)

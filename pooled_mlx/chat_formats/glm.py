@@ -10,7 +10,8 @@ from pooled_mlx.chat_formats.arguments import ArgumentsWriter
 from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
 from pooled_mlx.chat_formats.parameters import ParameterRules
 from pooled_mlx.chat_formats.raw_values import without
-from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Step, TaggedParser
+from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Examples, Step, TaggedParser
+from pooled_mlx.grammar.lark import SELF
 from pooled_mlx.text.answer_stream import AnswerParser, ParserSetup
 from pooled_mlx.text.event_writer import SPACE
 
@@ -25,8 +26,9 @@ _NEVER_FIRST = ("{", "[", "`")
 
 
 class GlmReader:
-    """Reads one call. Its tags count as tokens where the model has them, else by their spelling; a value then ends at the
-    first closing tag, whatever follows.
+    """Reads one call. Its tags count as tokens where the model has them, else by their spelling.
+
+    A closing tag ends a value only before the next key or the end of the call; before anything else it is content.
     """
 
     def __init__(self, setup: ParserSetup, calls: Calls) -> None:
@@ -38,7 +40,10 @@ class GlmReader:
         self._held = ""
         self._name = ""
         self._mode = "name"
+        self._end: str | None = None
+        """The closing tag of a value and the whitespace behind it, until what follows shows whether it was one."""
         self._arguments: ArgumentsWriter | None = None
+        self._examples = Examples(CALL, END_CALL)
 
     @property
     def committed(self) -> bool:
@@ -48,17 +53,21 @@ class GlmReader:
     @property
     def in_value(self) -> bool:
         """True inside a value."""
-        return self._mode == "value"
+        return self._mode == "value" and self._end is None
 
     def closing(self, *, token: bool, after_newline: bool) -> Closing:
         """A closing tag inside a value is content if the value goes on."""
-        if self._mode != "value" or (token and self._constrained):
+        if self._mode != "value":
+            return "yes"
+        if token and self._constrained and self._examples.open:
+            return "no" if self._end is None else "maybe"
+        if self._end is not None or (token and self._constrained):
             return "yes"
         return "maybe" if token else "no"
 
     def refutes(self, text: str) -> bool:
-        """The end of the value after the tag shows that the tag was content."""
-        return END_VALUE in text
+        """The end of the value after the tag shows that the tag was content; under a grammar any word does."""
+        return bool(text.strip(SPACE)) if self._constrained else END_VALUE in text
 
     def feed(self, text: str) -> Step:
         """The next piece of the call."""
@@ -95,6 +104,7 @@ class GlmReader:
         if self._arguments is None:
             return "rejected", "".join(self._raw)
         if self._mode == "value":
+            self._end = None
             self._arguments.end()
         self._arguments.finish()
         self._writer.call_end()
@@ -108,16 +118,24 @@ class GlmReader:
         at = text.find("<")
         while at >= 0:
             for tag in self._spelled:
-                if (self._mode != "value" or tag == END_VALUE) and tag.startswith(text[at : at + len(tag)]):
+                if (self._mode != "value" or tag in self._possible) and tag.startswith(text[at : at + len(tag)]):
                     return at, tag if len(text) - at >= len(tag) else ""
             at = text.find("<", at + 1)
         return len(text), ""
 
+    @property
+    def _possible(self) -> tuple[str, ...]:
+        """The tags that count inside a value."""
+        return (END_VALUE,) if self._end is None else (END_VALUE, KEY)
+
     def _text(self, text: str) -> None:
         """Text between two tags."""
-        if self._mode == "value":
-            assert self._arguments is not None
-            self._arguments.add(text)
+        if self._mode == "value" and self._end is not None:
+            self._end += text
+            if text.strip(SPACE):
+                self._continue()
+        elif self._mode == "value":
+            self._content(text)
         elif self._mode in ("name", "key"):
             self._name += text
             name = self._name.lstrip(SPACE)
@@ -131,18 +149,34 @@ class GlmReader:
             self._commit()
         if self._arguments is None:
             return
-        if self._mode == "value" and tag != END_VALUE:
-            self._arguments.add(tag)
-        elif self._mode == "value":
+        if self._mode == "value" and self._end is not None and tag == KEY:
+            self._end, self._mode = None, "between"
             self._arguments.end()
-            self._mode = "between"
-        elif tag == KEY:
+        elif self._mode == "value":
+            self._continue()
+            if tag == END_VALUE:
+                self._end = tag
+            else:
+                self._content(tag)
+        if self._mode == "value":
+            return
+        if tag == KEY:
             self._name, self._mode = "", "key"
         elif tag == VALUE and self._mode in ("key", "after key"):
             self._arguments.begin(self._name.strip(SPACE))
-            self._mode = "value"
+            self._mode, self._end, self._examples = "value", None, Examples(CALL, END_CALL)
         else:
             self._mode = "after key" if tag == END_KEY else "between"
+
+    def _continue(self) -> None:
+        """The closing tag before was content."""
+        text, self._end = self._end, None
+        self._content(text or "")
+
+    def _content(self, text: str) -> None:
+        assert self._arguments is not None
+        self._examples.add(text)
+        self._arguments.add(text)
 
     def _commit(self) -> None:
         name = self._name.lstrip(SPACE).partition("\n")[0].strip(SPACE)
@@ -161,16 +195,17 @@ class _Parameters(ParameterRules):
 
     def __init__(self, spec: AnswerSpec, lark: GrammarBuilder) -> None:
         self._by_token = END_VALUE in spec.markers
-        super().__init__(
-            spec,
-            lark,
-            end=rules.tag(spec, lark, END_CALL),
-            close=f'{rules.tag(spec, lark, END_VALUE)} "\\n"?',
-            tag="" if self._by_token else END_VALUE,
-        )
+        end, close = rules.tag(spec, lark, END_CALL), rules.tag(spec, lark, END_VALUE)
+        if self._by_token:
+            close = f'{close} "\\n"?'
+        else:  # the lexer does not go back: a newline that may be content belongs to the tag behind it
+            end = f'"\\n"? {end}' if END_CALL in spec.markers else r"/\n?<\/tool_call>/"
+        super().__init__(spec, lark, end=end, close=close, tag="" if self._by_token else END_VALUE)
 
     def _opened(self, name: str) -> str:
         key, end_key, value, _ = (rules.tag(self.spec, self.lark, tag) for tag in INNER_TAGS)
+        if not self._by_token:
+            key = r"/\n?<arg_key>/"
         return f'{key} {name} {end_key} "\\n"? {value}'
 
     def head(self, name: str) -> str:
@@ -190,9 +225,21 @@ class _Parameters(ParameterRules):
         return f'{rules.until(self.lark, self.lark.text(END_VALUE), text)} "\\n"?'
 
     def raw(self, but: str) -> str:
-        """Any text."""
-        text = self.lark.terminal("RAW", rules.text_but(but)) if but else rules.ANY_TEXT
-        return f"{text} {self.close}" if self._by_token else f'{rules.until(self.lark, self.lark.text(END_VALUE), text)} "\\n"?'
+        """Any text. A closing tag that neither the next key nor the end of the call follows is content."""
+        lark = self.lark
+        text = lark.terminal("RAW", rules.text_but(but)) if but else rules.ANY_TEXT
+        if self._by_token:
+            close = lark.special(END_VALUE)
+            other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/[ \t\r\n]*/")
+            plain, more = f"{text} {close}", lark.rule("more", f'"" | {SELF} {other} {close}')
+        else:
+            close = lark.text(END_VALUE)
+            tags = "<arg_key>" if END_CALL in self.spec.markers else r"<(arg_key>|\/tool_call>)"
+            other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/[ \t\r\n]{{0,64}}{tags}(?s:.*)/")
+            plain, more = rules.until(lark, close, text), lark.rule("more", f'"" | {SELF} {rules.until(lark, close, other)}')
+        again, end = self.raw("") if but else SELF, "" if self._by_token else lark.text(END_VALUE)
+        value = rules.with_examples(self.spec, lark, f"{plain} {more}", text, (CALL, END_CALL), again, end)
+        return f'{value} "\\n"?' if self._by_token else value
 
 
 class Glm:
@@ -219,7 +266,8 @@ class Glm:
         body = ""
         if spec.tools and spec.request.call_limit:
             parameters = _Parameters(spec, lark)
-            calls = [f'{lark.text(tool.name)} "\\n"? {parameters.of(tool)}' for tool in spec.tools]
+            newline = '"\\n"? ' if END_VALUE in spec.markers else ""
+            calls = [f"{lark.text(tool.name)} {newline}{parameters.of(tool)}" for tool in spec.tools]
             body = lark.rule("body", "\n    | ".join(calls))
         return lark.build(rules.answer(spec, lark, open_tag=CALL, call_body=body, gap="\n"))
 

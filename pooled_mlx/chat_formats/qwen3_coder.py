@@ -9,7 +9,7 @@ from pooled_mlx.chat_formats.arguments import ArgumentsWriter
 from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
 from pooled_mlx.chat_formats.parameters import BIT, ParameterRules
 from pooled_mlx.chat_formats.raw_values import regex, without
-from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Step, TaggedParser
+from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Examples, Step, TaggedParser
 from pooled_mlx.chat_formats.xml_values import (
     END_FUNCTION,
     END_PARAMETER,
@@ -55,6 +55,7 @@ class QwenXmlReader:
         self._at_line_start = True
         self._ends = ValueEnd(setup.constrained, bare)
         self._match = _NO_MATCH
+        self._examples = Examples(CALL, END_CALL)
 
     @property
     def committed(self) -> bool:
@@ -74,9 +75,11 @@ class QwenXmlReader:
         return "open", ""
 
     def closing(self, *, token: bool, after_newline: bool) -> Closing:
-        """Inside a value a closing tag counts at once only behind the end of the function."""
-        if self._mode != "value" or (token and self._constrained):
+        """Inside a value a closing tag counts at once only behind the end of the function, if it is not an example's."""
+        if self._mode != "value":
             return "yes"
+        if token and self._constrained:
+            return "yes" if not self._examples.open else "maybe" if self._match[0] == "end" else "no"
         if token:
             return "maybe"
         return "yes" if self._match[0] == "end" else "no"
@@ -91,7 +94,9 @@ class QwenXmlReader:
         return self.feed(name)
 
     def refutes(self, text: str) -> bool:
-        """A proper end of a parameter after the tag shows that the tag was content."""
+        """A proper end of a parameter after the tag shows that the tag was content; under a grammar any word does."""
+        if self._constrained:
+            return bool(text.strip(SPACE))
         return _STILL_OPEN.search(text) is not None
 
     def close(self) -> Step:
@@ -192,6 +197,7 @@ class QwenXmlReader:
             return False
         self._buffer = self._buffer.removeprefix("\n")
         self._mode = "value"
+        self._examples = Examples(CALL, END_CALL)
         self._at_line_start = True
         self._match = _NO_MATCH
         return True
@@ -230,6 +236,7 @@ class QwenXmlReader:
         assert self._arguments is not None
         if text:
             self._at_line_start = text[-1] == "\n"
+            self._examples.add(text)
             self._arguments.add(text)
 
     def _end(self) -> None:
@@ -261,7 +268,9 @@ class _Parameters(ParameterRules):
     def raw(self, but: str) -> str:
         """A text up to the first closing tag, which may be content: see `more`."""
         text = self.lark.terminal("RAW", rules.text_but(but)) if but else rules.ANY_TEXT
-        return rules.until(self.lark, self.lark.text(END_PARAMETER), text)
+        end = self.lark.text(END_PARAMETER)
+        plain, again = rules.until(self.lark, end, text), self.raw("") if but else SELF
+        return rules.with_examples(self.spec, self.lark, plain, text, (CALL, END_CALL), again, end)
 
     def more(self, names: list[str], complete: str) -> str:
         """What may follow a closing tag inside a raw value that goes on: whatever does not make that tag count.

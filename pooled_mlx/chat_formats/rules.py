@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pooled_mlx.chat_formats.base import CUSTOM_SCHEMA, AnswerSpec, GrammarBuilder, tool_schema
+from pooled_mlx.chat_formats.raw_values import regex
 from pooled_mlx.chat_formats.schemas import loosened
 from pooled_mlx.chat_formats.tagged import END_THINK, THINK
 from pooled_mlx.core.request import MAX_CALLS, Tool
 from pooled_mlx.grammar.errors import Unenforced
 from pooled_mlx.grammar.keywords import KEYWORDS
-from pooled_mlx.grammar.lark import SchemaError
+from pooled_mlx.grammar.lark import SELF, SchemaError
 from pooled_mlx.grammar.schema import lower
 
 ANY_TEXT = r"/(?s:.*)/"
@@ -34,6 +35,26 @@ def tag(spec: AnswerSpec, lark: GrammarBuilder, name: str) -> str:
 def until(lark: GrammarBuilder, end: str, text: str = ANY_TEXT) -> str:
     """A rule for text up to and including the first `end`, which may be any terminal."""
     return lark.rule("until", text, attributes=f"[suffix={end}]")
+
+
+def with_examples(
+    spec: AnswerSpec, lark: GrammarBuilder, plain: str, text: str, pair: tuple[str, str], again: str, end: str = ""
+) -> str:
+    """`plain`, the end of a raw value that is any `text`, or an example in it that ends with a real closing tag, and `again`.
+
+    `pair` are the tags of the example. The opening one is spelled: without it a closing tag ends the value's own call, and only
+    another call or the end of the answer may follow. `end` is the spelled tag that ends a value, at which the lexer stops.
+    """
+    opening, closing = pair
+    if closing not in spec.markers:
+        return plain
+    example = lark.terminal("EXAMPLE", rf"{text} & /(?s:.*){regex(opening)}(?s:.*)/")
+    rest = f"{lark.special(closing)} {again}"
+    alternatives = [plain, f"{example} {rest}"]
+    if end:
+        inside = lark.rule("inside", f'"" | {SELF} {until(lark, end)}')
+        alternatives.append(f"{until(lark, end, example)} {inside} {ANY_TEXT} {rest}")
+    return lark.rule("raw", "\n    | ".join(alternatives))
 
 
 def up_to_tag(spec: AnswerSpec, lark: GrammarBuilder, name: str) -> str:

@@ -71,17 +71,55 @@ class Calls:
 
     def find(self, name: str) -> Tool | None:
         """The callable tool of that name."""
-        tool = self._tools.get(name)
+        tool = self._tools.get(name) or self._tools.get(unquoted(name))
         if tool is None:
             self._writer.note(f"a call of {name!r}, which is not a callable tool, was left as text")
         return tool
 
 
+def unquoted(name: str) -> str:
+    """A name without the quotes that some models put around it, or on one side of it."""
+    return name.strip(SPACE).strip("\"'")
+
+
+class Examples:
+    """Whole pairs of a format's tags inside one value, the opening tag spelled in text: whether one is open."""
+
+    def __init__(self, opening: str, closing: str) -> None:
+        self._opening, self._closing = opening, closing
+        self._tail = ""
+        self._count = 0
+
+    @property
+    def open(self) -> bool:
+        """True while more opening than closing tags were content."""
+        return self._count > 0
+
+    def add(self, text: str) -> None:
+        """The next piece of the value."""
+        text = self._tail + text
+        for tag, step in ((self._opening, 1), (self._closing, -1)):
+            # what the last piece ended with is seen again, and is shorter than either tag
+            self._count += step * text.count(tag)
+        self._count = max(0, self._count)
+        self._tail = _tail_of(text, (self._opening, self._closing))
+
+
+def _tail_of(text: str, tags: tuple[str, ...]) -> str:
+    """The longest end of `text` with which one of `tags` may begin."""
+    longest = max(map(len, tags)) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(tag.startswith(text[-size:]) for tag in tags):
+            return text[-size:]
+    return ""
+
+
 class TaggedParser:
     """Thinking tags, a call tag pair, and text around them.
 
-    Tags count by token where the model has them as tokens, else by their spelling. A thinking tag opens or closes thinking
-    wherever it stands; a closing one outside of thinking is dropped. A call inside thinking is a call, and the thinking
+    Tags count by token where the model has them as tokens, else by their spelling. An answer has at most one thought, and none
+    where thinking is off: any other thinking tag is text, in its place (an empty thought at the very start is nothing: some
+    models write one where they were asked not to think). A call inside thinking is a call, and the thinking
     goes on after it. What turns out to be no call is text (or thinking), tags included. A whole pair of call tags inside a
     value is content.
     """
@@ -114,11 +152,13 @@ class TaggedParser:
         self._inner = inner_tags
         self._think_header = think_header
         self._header_left = ""
+        self._empty: str | None = None
         self._first = first if self._calls.possible else None
         self._new_reader = reader
         self._bare = bare if call_tags and self._calls.possible else None
         self._again = again
         self._thinking = setup.reasoning_open
+        self._may_think = setup.request.thinking.on and not setup.reasoning_open
         self._reader: CallReader | None = None
         self._opening = ""
         self._inside_pair = False
@@ -147,6 +187,11 @@ class TaggedParser:
 
     def text(self, text: str) -> None:
         """Ordinary text."""
+        if self._empty is not None:
+            text, self._empty = self._empty + text, None
+            if self._is_empty_thought(text):
+                self._empty = text
+                return
         if self._trigger is None and self._reader is None and not self._inside_pair and self._first is None:
             self._put(text)
             return
@@ -160,6 +205,12 @@ class TaggedParser:
 
     def tag(self, name: str) -> None:
         """A tag that came as a token of its own."""
+        if self._empty is not None:
+            text, self._empty = self._empty, None
+            if name == self._end_think:
+                self._writer.close_reasoning()
+                return
+            self._put(text)
         if name in self._inner and self._maybe is not None:
             self._refute()
         self._settle()
@@ -170,7 +221,11 @@ class TaggedParser:
                 self._go(self._result(self._reader.tag(name)))
                 return
             if name == self._close_tag and not self._nested:
-                if self._reader.closing(token=True, after_newline=self._last == "\n") == "maybe":
+                closing = self._reader.closing(token=True, after_newline=self._last == "\n")
+                if closing == "no":
+                    self._last = ">"
+                    self._go(self._result(self._reader.feed(name)))
+                elif closing == "maybe":
                     self._maybe = ""
                 else:
                     self._end_call(True)
@@ -186,6 +241,8 @@ class TaggedParser:
 
     def finish(self, cut: bool) -> None:
         """The answer is over."""
+        if self._empty is not None:
+            self._put(self._empty)
         self._settle()
         if self._reader is not None and self._held:
             self._go(self._result(self._reader.feed(self._take_held())))
@@ -225,21 +282,32 @@ class TaggedParser:
             text = self._step(text) if self._reader is None else self._read(text)
 
     def _outer_tag(self, name: str) -> None:
-        if name == self._think:
-            if not self._thinking:
-                self._thinking = True
-                self._header_left = self._think_header
-                self._writer.open_reasoning()
-        elif name == self._end_think:
-            if self._thinking:
-                self._thinking, self._header_left = False, ""
-                self._writer.close_reasoning()
+        if name == self._think and self._may_think:
+            self._thinking, self._may_think = True, False
+            self._header_left = self._think_header
+            self._writer.open_reasoning()
+        elif name == self._think and self._thinking and not self._writer.reasoning_text:
+            return  # the prompt has opened the thought, and the model repeats that
+        elif name == self._think and not self._said and not self._thinking:
+            self._empty = name
+        elif name == self._end_think and self._thinking:
+            self._thinking, self._header_left = False, ""
+            self._writer.close_reasoning()
         elif name == self._open_tag and self._calls.possible:
             self._begin(name)
         elif name == self._close_tag and self._inside_pair:
             self._inside_pair, self._junk = False, ""
         else:
             self._put(name)
+
+    @property
+    def _said(self) -> bool:
+        return bool(self._writer.answer_text or self._writer.reasoning_text or self._writer.started_calls)
+
+    def _is_empty_thought(self, text: str) -> bool:
+        """Whether `text`, a tag that opens a thought and what follows, has no word of a thought yet."""
+        inside = text.removeprefix(self._think)
+        return self._think_header.startswith(inside) or not inside.removeprefix(self._think_header).strip(SPACE)
 
     def _begin(self, opening: str) -> None:
         assert self._new_reader is not None

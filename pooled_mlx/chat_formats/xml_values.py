@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pooled_mlx.chat_formats.tagged import unquoted
 from pooled_mlx.text.event_writer import SPACE
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -75,8 +76,10 @@ class ValueEnd:
         if text.startswith(PARAMETER, tag):
             name, found, _ = text[tag + len(PARAMETER) : tag + len(PARAMETER) + _LONGEST_NAME + 1].partition(">")
             if found:
-                return ("close", at) if "\n" not in name and (names is None or name in names) else ("no", 0)
-            possible = names is None or any(known.startswith(name) for known in names)
+                known = names is None or name in names or (not self._constrained and unquoted(name) in names)
+                return ("close", at) if "\n" not in name and known else ("no", 0)
+            start = name if self._constrained else name.lstrip("\"'")
+            possible = names is None or any(known.startswith(start.rstrip("\"'")) for known in names)
             return ("more" if possible and "\n" not in name and len(name) <= _LONGEST_NAME else "no"), 0
         if text.startswith(END_FUNCTION, tag):
             if self._bare:

@@ -73,7 +73,7 @@ class Facts:
             "why": row.cache_note,
         }
         for note in row.answer.notes:
-            _log.warning("request %s: the model wrote a call in the wrong place or shape: %s", row.id, note)
+            _log.warning("request %s: the answer was not in the form its model was taught: %s", row.id, note)
         with self._lock:
             self.repairs += len(row.answer.notes)
             self._live.pop(row.id, None)

@@ -14,6 +14,7 @@ import pytest
 
 from pooled_mlx import chat_formats
 from pooled_mlx.chat_formats.base import AnswerSpec
+from pooled_mlx.chat_formats.gemma import QUOTE
 from pooled_mlx.core.request import Request, Tool, ToolChoice
 from pooled_mlx.grammar.lark import LarkBuilder
 from pooled_mlx.grammar.match import Constraint, GrammarTokenizer, build
@@ -30,7 +31,7 @@ BITS = [
     *("a", "the ", "\n", " ", "x", '"', "5", "1", ".", "-", "}", "]", '", "', ": ", "true", "null", "é", "[", "{", "\\", "\\n"),
 ]
 XML_ENDINGS = ("\n</parameter>\n</function>\n", "\n</function>\n", "\n</parameter>\n")
-GLM_ENDINGS = ("</arg_value>\n</tool_call>", "</arg_value>", "</tool_call>")
+GLM_ENDINGS = ("</arg_value>\n</tool_call>", "</arg_value>\n<arg_key>", "</arg_value>", "</tool_call>")
 ENDINGS = ('"}}\n', '"}', "}}\n", "]", '"', "}", "a", "1")
 REQUIRED = ToolChoice("required")
 
@@ -106,6 +107,7 @@ class Walk:
         self.endings = [*endings, *ENDINGS]
         # the last ones first: they close, and a walk must come to an end
         self.tags = [_GRAMMAR_TAG + index for index in reversed(range(len(tags)))]
+        self.quote = 256 + list(tags).index(QUOTE) if QUOTE in tags else -1
         self.bits = [*BITS, *(f"\n<parameter={name}>\n" for name in names)]
         self.ids: list[int] = []
         self.mask = np.zeros(tokenizer.mask_words, dtype=np.uint32)
@@ -115,6 +117,10 @@ class Walk:
         while len(self.ids) < 10 * CAP:
             if self.constraint.may_end() and (self.constraint.stopped() or len(self.ids) > CAP or rnd.random() < 0.3):
                 return True
+            if self.ids[-1:] == [self.quote] and self._take(list(rnd.choice((b"}", b"}", b",", b"]", b"x")))):
+                continue  # only there a quote ends a string
+            if len(self.ids) > CAP and rnd.random() < 0.3 and any(map(self._whole, self.endings)):
+                continue
             wanted = self.tags if len(self.ids) > CAP else rnd.sample(self.tags, len(self.tags))
             if rnd.random() < 0.5 and any(self._take([tag]) for tag in wanted):
                 continue
@@ -286,3 +292,45 @@ def test_a_value_with_thousands_of_closing_tags_stays_within_the_parsers_limits(
     grammar.consume(_GRAMMAR_TAG + TAGS.index(tail))
     assert grammar.may_end()
     assert says(said, "qwen3_coder", (TEXTS,), constrained=True).calls == [("texts", {"a": content})]
+
+
+EXAMPLE = "see:\n<tool_call>\n<function=g>\n<parameter=p>\nv\n</parameter>\n</function>\n{}\nand go on"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [EXAMPLE, EXAMPLE + "\n" + EXAMPLE, "<tool_call>\n<function=g>\n</function>\n{} x", "<tool_call> {} <tool_call> {}"],
+)
+def test_an_example_that_ends_with_a_real_tag_stays_in_its_file(content: str) -> None:
+    """The opening tag is spelled, the closing one a token: the file goes on behind it, under the grammar too."""
+    close = 256 + TAGS.index("</tool_call>")
+    file: list[int] = []
+    for number, part in enumerate(content.split("{}")):
+        file += [*([close] if number else []), *part.encode()]
+    head = "\n<function=texts>\n<parameter=a>\n"
+    ids = [256 + TAGS.index("<tool_call>"), *head.encode(), *file, *b"\n</parameter>\n</function>\n", close]
+    want = [("texts", {"a": content.replace("{}", "</tool_call>")})]
+    assert says(ids, "qwen3_coder", (TEXTS,), constrained=True).calls == want
+    grammar = _texts_grammar("qwen3_coder")
+    for index in ids:
+        grammar.consume(index if index < 256 else index + 1)
+    assert grammar.may_end()
+
+
+def _texts_grammar(name: str) -> Constraint:
+    tokenizer = GrammarTokenizer.of_bytes(TAGS)
+    request = Request("r", (), tools=(TEXTS,), tool_choice=REQUIRED)
+    spec = AnswerSpec(request, request.callable_tools, False, False, None, frozenset(TAGS))
+    return build(tokenizer, chat_formats.get(name).grammar(spec, LarkBuilder(tokenizer.added))).matcher()
+
+
+def test_an_opening_tag_that_is_only_mentioned_does_not_hold_the_call_open() -> None:
+    said = "<tool_call>\n<function=texts>\n<parameter=a>\nuse {} to open\n</parameter>\n</function>\n</tool_call>"
+    ids = [256 + TAGS.index("<tool_call>"), *said[len("<tool_call>") : -len("</tool_call>")].encode()]
+    spelled = list(b"<tool_call>")
+    at = ids.index(ord("{"))
+    ids[at : at + 2] = spelled
+    ids.append(256 + TAGS.index("</tool_call>"))
+    assert says(ids, "qwen3_coder", (TEXTS,), constrained=True).calls == [("texts", {"a": "use <tool_call> to open"})]
+    two = [*ids, ord("\n"), *ids]
+    assert len(says(two, "qwen3_coder", (TEXTS,), constrained=True).calls) == 2

@@ -31,9 +31,31 @@ def test_th04_without_thinking_all_is_answer(chat_format: str) -> None:
 def test_th05_one_rule_for_stray_tags(chat_format: str, tags: tuple[str, ...]) -> None:
     asked = {"tags": tags, "thinking": True}
     outcome = says("a</think>b<think>c</think>d", chat_format, **asked)
-    assert outcome.events == [Reasoning("a"), Text("b"), Reasoning("c"), Text("d")]
+    assert outcome.events == [Reasoning("a"), Text("b<think>c</think>d")]
     assert says("</think>hi", chat_format, **asked).events == [Text("hi")]
-    assert says("a</think>b</think>c", chat_format, **asked).events == [Reasoning("a"), Text("bc")]
+    assert says("a</think>b</think>c", chat_format, **asked).events == [Reasoning("a"), Text("b</think>c")]
+    assert says("<think>a</think>b", chat_format, **asked).events == [Reasoning("a"), Text("b")]
+
+
+@pytest.mark.parametrize("chat_format", ["plain", "hermes", "qwen3_coder", "glm"])
+@pytest.mark.parametrize(
+    "said", ["<think>a</think>b", "b <think>", "</think>", "a</think>\n\nb", "x <think>\n</think> y", "<think>"]
+)
+def test_thinking_tags_are_text_where_thinking_is_off(chat_format: str, said: str) -> None:
+    outcome = says(said, chat_format)
+    assert (outcome.text, outcome.reasoning, outcome.notes) == (said, "", ())
+
+
+@pytest.mark.parametrize(
+    ("chat_format", "tags", "said"),
+    [
+        ("hermes", TAGS, "<think>\n\n</think>\n\nHi"),
+        ("gemma", ("<|channel>", "<channel|>"), "<|channel>thought\n<channel|>Hi"),
+        ("gemma", ("<|channel>", "<channel|>"), "<|channel><channel|>Hi"),
+    ],
+)
+def test_an_empty_thought_at_the_start_is_nothing(chat_format: str, tags: tuple[str, ...], said: str) -> None:
+    assert says(said, chat_format, tags=tags).events == [Text("Hi")]
 
 
 def test_a_model_without_thinking_tokens_may_write_the_tag_as_text() -> None:
@@ -44,7 +66,7 @@ def test_a_model_without_thinking_tokens_may_write_the_tag_as_text() -> None:
 def test_the_frame_of_a_thought_is_not_part_of_it() -> None:
     outcome = says("\nfirst\n\nsecond  \n</think>\n\n  answer\n", thinking=True)
     assert outcome.events == [Reasoning("first\n\nsecond"), Text("  answer\n")]
-    opened = says("<think>\nhm\n</think>\n\nanswer")
+    opened = says("<think>\nhm\n</think>\n\nanswer", may_think=True)
     assert opened.events == [Reasoning("hm"), Text("answer")]
 
 

@@ -25,6 +25,7 @@ def facts(outcome: Outcome) -> dict[str, Any]:
 def test_recorded_answers(answer: dict[str, Any]) -> None:
     want = {key: answer[key] for key in ("events", "reason", "notes")}
     asked: dict[str, Any] = {"tags": answer["tags"], "thinking": answer["thinking"], "ends": answer["ends"]}
+    asked["may_think"] = answer.get("may_think", False)
     assert facts(says(answer["says"], answer["format"], (READ, WRITE), **asked)) == want
     rnd = random.Random(answer["name"])
     for _ in range(20):

@@ -38,7 +38,7 @@ def test_glm_calls(tags: tuple[str, ...], newline: str) -> None:
 
 def test_glm_thinking_and_types() -> None:
     tool = Tool("typed", parameters={"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}})
-    outcome = says("\n<think>hm</think>\n" + glm("typed", n="5", s="5"), "glm", (tool,), tags=GLM_TAGS)
+    outcome = says("\n<think>hm</think>\n" + glm("typed", n="5", s="5"), "glm", (tool,), tags=GLM_TAGS, may_think=True)
     assert (outcome.reasoning, outcome.text, outcome.calls) == ("hm", "", [("typed", {"n": 5, "s": "5"})])
 
 
@@ -88,7 +88,7 @@ def test_mistral_no_calls(tags: tuple[str, ...], said: str) -> None:
 
 
 def test_mistral_thinking() -> None:
-    outcome = says("[THINK]hm[/THINK]Hi", "mistral", tags=MISTRAL_TAGS)
+    outcome = says("[THINK]hm[/THINK]Hi", "mistral", tags=MISTRAL_TAGS, may_think=True)
     assert (outcome.reasoning, outcome.text) == ("hm", "Hi")
 
 
@@ -150,7 +150,7 @@ def test_gemma_no_calls(said: str) -> None:
 
 
 def test_gemma_thinking() -> None:
-    outcome = says("<|channel>thought\nhm\n<channel|>Hi", "gemma", tags=GEMMA_TAGS)
+    outcome = says("<|channel>thought\nhm\n<channel|>Hi", "gemma", tags=GEMMA_TAGS, may_think=True)
     assert (outcome.reasoning, outcome.text) == ("hm", "Hi")
     assert says("<|channel>thought\n<channel|>Hi", "gemma", tags=GEMMA_TAGS).reasoning == ""
 
@@ -209,3 +209,33 @@ def test_harmony_words_in_a_header_without_a_message_are_text(end: str) -> None:
     assert harmony(f"<|channel|>The answer is 4.{end}").text == "The answer is 4."
     assert harmony(f"{THOUGHT}<|channel|>The answer is 4.{end}").text == "The answer is 4."
     assert harmony(f"<|channel|>final{end}").text == ""
+
+
+@pytest.mark.parametrize("tags", [GLM_TAGS, TAGS, ()])
+def test_glm_a_closing_tag_ends_a_value_only_before_the_next_key_or_the_end(tags: tuple[str, ...]) -> None:
+    content = "a </arg_value> b</arg_value></arg_value> c\n</arg_value>\n<b>"
+    said = glm("write_file", path="p", content=content)
+    assert says(said, "glm", BOTH, tags=tags).calls == [("write_file", {"path": "p", "content": content})]
+    said = glm("write_file", content=content, path="p")
+    assert says(said, "glm", BOTH, tags=tags).calls == [("write_file", {"content": content, "path": "p"})]
+
+
+def test_gemma_a_quote_ends_a_string_only_before_what_follows_a_value() -> None:
+    quote = '<|"|>'
+    code = f"r = q({quote}{quote}{quote} SELECT 1 {quote}{quote}{quote})"
+    said = f"<|tool_call>call:write_file{{content:{quote}{code}{quote},path:{quote}p{quote}}}<tool_call|>"
+    for constrained in (False, True):
+        assert gemma(said, constrained=constrained).calls == [("write_file", {"content": code, "path": "p"})]
+
+
+@pytest.mark.parametrize("name", ['"read_file"', "'read_file'", '"read_file', "read_file'"])
+def test_quotes_around_names_are_dropped(name: str) -> None:
+    want = [("read_file", {"path": '"a"'})]
+    for key in ("path", '"path"', "'path'", 'path"'):
+        call = f'<tool_call>\n<function={name}>\n<parameter={key}>\n"a"\n</parameter>\n</function>\n</tool_call>'
+        assert says(call, "qwen3_coder").calls == want
+        call = f'<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>"a"</arg_value>\n</tool_call>'
+        assert says(call, "glm", BOTH, tags=GLM_TAGS).calls == want
+    assert gemma(f'<|tool_call>call:{name}{{path:<|"|>"a"<|"|>}}<tool_call|>').calls == want
+    assert harmony(f'<|channel|>commentary to=functions.{name} json<|message|>{{"path": "\\"a\\""}}<|call|>').calls == want
+    assert says(f'[TOOL_CALLS]{name}[ARGS]{{"path": "\\"a\\""}}', "mistral", tags=MISTRAL_TAGS).calls == want
