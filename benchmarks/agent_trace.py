@@ -19,12 +19,13 @@ from typing import Any, Literal
 from benchmarks.agent_client import INCOMING, Agent, Turn, answers, system_text, tools
 from benchmarks.client import stream
 from benchmarks.models import KINDS, float32_folder, hybrid_folder
-from benchmarks.prompts import FIRST_WORDS, user, write_script
+from benchmarks.prompts import FIRST_WORDS, user, words, write_script
 from benchmarks.report import Result, Size, all_of, at_most, main, measured, note
 from benchmarks.rooms import parse
 from benchmarks.servers import Server, mlx_lm_server, pooled
 from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.prompt import PromptBuilder
+from pooled_mlx.engine.prompt import Prompt, PromptBuilder
+from pooled_mlx.engine.segment_tree import agreement
 from pooled_mlx.engine.templates import ChatTemplate
 from pooled_mlx.engine.tokens import Tokens
 
@@ -33,11 +34,14 @@ SIZES = (
     Size("rounds", 3, 1, "conversations of the same lengths, of which each turn's fastest time counts"),
     Size("conversations", 8, 3, "interleaved conversations"),
     Size("interleaved_turns", 4, 2, "turns of each of them"),
+    Size("sessions", 5, 3, "sessions of one agent whose system prompts differ late"),
     Size("models", "both", "both", "small, hybrid or both", ("small", "hybrid", "both")),
 )
 TAIL = 64
 """Tokens between the last kept cut and the end of the history that may be computed again."""
 ALLOWED_MS, ALLOWED_SHARE = 30.0, 0.02
+SYSTEM_TOKENS, TOOL_TOKENS, FORK_SHARE, FORK_STEP = 6000, 2370, 0.85, 128
+"""System prompt with tools, the tools alone, the part of it that all sessions share, the length of a prefill piece."""
 
 
 class Alone:
@@ -72,6 +76,7 @@ def run(sizes: Any) -> Iterator[Result]:
         yield from measure("small", "SmolLM2", "hermes", float32_folder(), sizes, thinking=False)
     if sizes.models != "small":
         yield from measure("hybrid", "tiny hybrid", "xml", hybrid_folder(), sizes, thinking=True)
+        yield from late_differences("hybrid", "tiny hybrid", "xml", sizes)
 
 
 def measure(
@@ -102,13 +107,18 @@ def measure(
         yield from shared_prefix(ours, label)
 
 
-def plain_system(kind: str) -> str:
-    """System prompt and tools as one text, as our server shows them to a model whose template knows no tools."""
+def _opening(kind: str, system: str) -> tuple[Tokens, Prompt]:
+    """The prompt of a conversation that begins with `system` and the tools."""
     model = KINDS[kind]()
     tokens = Tokens.load(model.folder)
     builder = PromptBuilder(tokens, ChatTemplate.load(model.folder, tokens.named), model.card)
-    body = {"messages": [{"role": "system", "content": system_text(1)}, user("hello")], "tools": tools()}
-    prompt = builder.build(parse(body).request)
+    body = {"messages": [{"role": "system", "content": system}, user("hello")], "tools": tools()}
+    return tokens, builder.build(parse(body).request)
+
+
+def plain_system(kind: str) -> str:
+    """System prompt and tools as one text, as our server shows them to a model whose template knows no tools."""
+    tokens, prompt = _opening(kind, system_text(1))
     text = tokens.bytes_for(prompt.ids[: prompt.system_end]).decode()
     return text.removeprefix("<|im_start|>system\n").removesuffix("\n").removesuffix("<|im_end|>")
 
@@ -219,6 +229,35 @@ def shared_prefix(server: Server, label: str) -> Iterator[Result]:
     once = alone - first.cached_tokens - second.cached_tokens
     yield at_most(f"{label}: tokens stored for P A and P B / tokens with P once", stored / once, 1.0)
     yield note(f"{label}: P A and P B", f"{stored} tokens stored, {alone} in both, {second.cached_tokens} shared")
+
+
+def late_differences(kind: str, label: str, form: Literal["hermes", "xml"], sizes: Any) -> Iterator[Result]:
+    """Sessions of one agent, one after the other, whose system prompts differ late (a date, a git status)."""
+    systems = [_late_system(number) for number in range(sizes.sessions)]
+    prompts = [_opening(kind, system)[1] for system in systems]
+    forks = [0, *(agreement(prompts[0].ids, prompt.ids) for prompt in prompts[1:])]
+    with ExitStack() as stack:
+        scratch = stack.enter_context(TemporaryDirectory())
+        script = write_script(Path(scratch) / "answers.jsonl", answers(form))
+        server = stack.enter_context(pooled(kind, "--step", str(FORK_STEP), "--script", str(script)))
+        short = []
+        for number, system in enumerate(systems):
+            agent = Agent(server, seed=200 + number)
+            agent.messages[0] = {"role": "system", "content": system}
+            for _ in range(sizes.turns):
+                agent.next()
+            short.append(forks[number] - agent.turns[0].cached_tokens)
+    what = f"{label}: system prompts of {prompts[0].system_end} tokens that differ at token {forks[1]}"
+    yield note(f"{what}, computed before the fork, session by session", ", ".join(map(str, short[1:])))
+    near = sum(1 for tokens in short[2:] if 0 <= tokens < FORK_STEP)
+    yield all_of(f"{what}: later sessions that resume less than {FORK_STEP} tokens before the fork", near, len(short) - 2)
+
+
+def _late_system(number: int) -> str:
+    """A system prompt of one agent, the same as the others' up to `FORK_SHARE` of its length."""
+    room = SYSTEM_TOKENS - TOOL_TOKENS
+    same = int(SYSTEM_TOKENS * FORK_SHARE) - TOOL_TOKENS
+    return f"{system_text(1, same)} {words(room - same, number + 1)}"
 
 
 def _stored_tokens(server: Server) -> int:

@@ -114,11 +114,12 @@ class FakeModel:
         kind: Kind = "prompt",
         calls: bool = False,
         cancel_after: int | None = None,
+        opening: int | None = None,
     ) -> int:
         """Answer one request and return how many prompt tokens were reused; `computed` grows by the others.
 
         An answer with `calls` is followed by a tool turn, any other by a user turn. With `cancel_after`, the request ends
-        once that many pieces are computed.
+        once that many pieces are computed. The first `opening` tokens (None: all) come before the model's first turn.
         """
         pool = self.pool
         match = pool.lookup(ids)
@@ -126,12 +127,14 @@ class FakeModel:
         with pool.lease(match, label) as lease:
             parent = match.path[-1] if match.path else pool.root
             cuts = checkpoints(list(boundaries), len(ids), pool.rule)
-            for number, piece in enumerate(pieces(match.tokens, cuts, len(ids), pool.rule)):
+            plan = pieces(match.tokens, cuts, len(ids), pool.rule)
+            fork = pool.learn_fork(match, plan, len(ids), len(ids) if opening is None else opening)
+            for number, piece in enumerate(plan):
                 if number == cancel_after:
                     return match.tokens
                 self.computed += len(piece)
-                if piece.checkpoint:
-                    boundary = boundaries.get(piece.end, "inside")
+                if piece.checkpoint or piece.end == fork:
+                    boundary = boundaries.get(piece.end, "fork" if piece.end == fork else "inside")
                     data = self.data(ids[: piece.end], parent.end)
                     new = pool.insert(
                         parent, ids[parent.end : piece.end], data, kind=kind, boundary=boundary, label=label, lease=lease

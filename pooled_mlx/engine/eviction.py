@@ -22,6 +22,8 @@ RECENT_USER_TURNS = 3
 RECENT_TURNS = 2
 OLD_STATES = 2
 """States of a path that thinning leaves outside of its recent turns, if there are any."""
+LEARNED_FORKS = 2
+"""States before a fork that thinning treats like the end of system + tools, those worth most."""
 
 _GOOD_FAITH = 4
 """Tails that a client may leave behind before it is taken for one that does not come back."""
@@ -41,7 +43,7 @@ class Tier(IntEnum):
     CONVERSATION = 3
     """The newest state of a conversation: its end, or the end of its last prompt."""
     SHARED = 4
-    """A prefix of several conversations, or system + tools."""
+    """A prefix of several conversations, learned from where they parted as well, or system + tools."""
     PINNED = 5
     """System + tools of a client that was here lately."""
 
@@ -89,7 +91,7 @@ def path_ranks(path: Sequence[Segment], rule: CutRule, pinned: Container[Segment
             tier = Tier.PINNED
         elif segment.kind == "side" and not segment.hits:
             tier = Tier.SIDE
-        elif (segment.children and not _only_child(segment)) or (segment.boundary == "system" and not last):
+        elif (segment.children and not _only_child(segment)) or (segment.boundary in ("system", "fork") and not last):
             tier = Tier.SHARED
         elif last or (segment.kind == "prompt" and not prompts):
             tier = Tier.CONVERSATION
@@ -119,6 +121,7 @@ def thinning_victim(path: Sequence[Segment], rule: CutRule, pinned: Container[Se
         segment for segment in points if not segment.tips and segment.state_bytes and ranks[segment].tier != Tier.PINNED
     ]
     old = [segment for segment in points if ranks[segment].tier <= Tier.SUPERSEDED]
+    forks = sorted((segment for segment in points if segment.boundary == "fork"), key=lambda fork: ranks[fork])[-LEARNED_FORKS:]
     ends = [0, *(point.end for point in resume_points(path))]
 
     def order(segment: Segment) -> tuple[int, Rank]:
@@ -127,7 +130,9 @@ def thinning_victim(path: Sequence[Segment], rule: CutRule, pinned: Container[Se
             group = 0 if len(old) > OLD_STATES else 2
         elif tier == Tier.RECENT:  # one that lies right behind another state is hardly missed
             group = 1 if segment.end - ends[bisect_left(ends, segment.end) - 1] <= rule.minimum else 3
-        elif tier == Tier.SHARED and segment.boundary != "system":  # an old turn that was answered twice
+        elif (
+            tier == Tier.SHARED and segment.boundary != "system" and segment not in forks
+        ):  # an old turn that was answered twice
             group = 2
         else:
             group = 4

@@ -64,10 +64,11 @@ def data_of(segment: Segment) -> SegmentData:
     return data
 
 
-def store_segment(pool: Pool, row: Row, ids: Any, kind: Kind, end: int) -> None:
+def store_segment(pool: Pool, row: Row, ids: Any, kind: Kind, end: int, *, fork: bool = False) -> None:
     """Insert the segment `row.lower..end` of the row's working cache and make it the row's new parent.
 
-    Raises `NotFinite` and stores nothing when a state or the delta is not finite.
+    `fork`: other prompts part from this one soon behind `end`. Raises `NotFinite` and stores nothing when a state or the
+    delta is not finite.
     """
     if end <= row.lower:
         return
@@ -84,7 +85,7 @@ def store_segment(pool: Pool, row: Row, ids: Any, kind: Kind, end: int) -> None:
         ids[row.lower : end],
         data,
         kind="side" if row.is_side else kind,
-        boundary=row.boundary_at(end),
+        boundary=row.boundary_at(end, fork=fork),
         label=row.prepared.request.client,
         lease=row.lease,
     )
@@ -101,15 +102,17 @@ def finish_row(pool: Pool, row: Row, caches: list[Any], hot: HotCache | None) ->
     """Store the row's tokens since its last checkpoint and return its cache as the hot one; None when it is of no use.
 
     `caches` are the row's own plain caches, `hot` is the cache that the new one would take the place of. A row that was
-    cancelled while its prompt was read keeps the pieces read so far if a cold prompt would stop at the same place. Raises
-    `NotFinite`.
+    cancelled while its prompt was read keeps the pieces read so far if a cold prompt would stop at the same place; a side
+    request that was cancelled keeps only what it has in common with others, if it has that. Raises `NotFinite`.
     """
     if row.backing is None:  # the row was in a batch: these are its own caches, just cut out of it
         row.backing = Backing(caches)
     # A forced run is read as a whole: where the answer ended inside it, the states are those of tokens that were never said.
     said = len(row.out) > 0 and row.position == len(row.prompt.ids) + len(row.out)
     complete = said if row.decoding else row.at_cut
-    if complete:
+    if row.is_side and row.cancelled and row.parted_at is not None and row.parted_at >= pool.rule.minimum:
+        _forget_own_tail(pool, row, row.parted_at)
+    elif complete:
         store_segment(pool, row, row.ids, "answer" if row.out else "prompt", row.position)
     if row.parent is None or row.parent.end != row.position or not row.parent.held or row.parent.parent is None:
         return None
@@ -120,3 +123,17 @@ def finish_row(pool: Pool, row: Row, caches: list[Any], hot: HotCache | None) ->
         if data.owned or (hot is not None and data.reads(hot.backing)):
             data.lend(row.backing)
     return new
+
+
+def _forget_own_tail(pool: Pool, row: Row, parted_at: int) -> None:
+    """Drop what the row stored behind the token at which it parted from others: a side request that was given up comes back
+    with another end, if at all, and dozens of them would each leave a state.
+    """
+    if row.lease is not None:
+        row.lease.release()
+    while row.parent is not None and row.parent.end > parted_at and any(row.parent.data is part for part in row.parts):
+        tail, above = row.parent, row.parent.parent
+        if not tail.is_leaf or tail.leases or not tail.held:
+            return
+        pool.drop(tail, "abandoned")
+        row.parent = above

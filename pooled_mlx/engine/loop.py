@@ -353,7 +353,8 @@ class Loop:
                     self._rebuild([row], error)
             elif self._clock() - row.parked_at > self.settings.park_limit_seconds:
                 self.parked.remove(row)
-                self.slots.close(row, engine_failed("The client did not read its answer for too long; it was stopped."))
+                stopped = engine_failed("The client did not read its answer for too long; it was stopped.")
+                self.slots.finish(row, row.caches or [], stopped)
 
     def _pause(self, rows: Sequence[Row], what: Literal["token", "prefill"], tokens: int) -> None:
         """Make scripted answers as slow as their author asked."""

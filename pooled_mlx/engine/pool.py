@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pooled_mlx.engine.cuts import CutRule
+from pooled_mlx.engine.cuts import CutRule, Piece
 from pooled_mlx.engine.eviction import Rank, Tails, Tier, eviction_ranks, thinning_victim
 from pooled_mlx.engine.exact_ids import Ids, as_ids
 from pooled_mlx.engine.segment_tree import (
@@ -166,6 +166,8 @@ class Pool:
         if twin is not None:
             if lease is not None:
                 lease.extend(twin)
+            if boundary == "fork":
+                self._mark_fork(twin)
             self._adopt(twin, data, kind)
             if not twin.held:
                 return None
@@ -188,6 +190,29 @@ class Pool:
         if lease is not None:
             lease.extend(segment)
         return segment
+
+    def learn_fork(self, match: Match, pieces: Sequence[Piece], length: int, opening: int) -> int | None:
+        """Where a prompt of `length` tokens that resumes from `match` should leave a state because it parts from a stored one.
+
+        That is the last place before the fork where its `pieces` stop in any case, so that no cut moves; the last piece does
+        not count, for a prompt that goes on does not stop at its end. None where no state is needed or nothing is learned:
+        a divisible cache can be cut there anyway, and behind the `opening` (system prompt, tools, first turn) turns begin at
+        checkpoints. A state that is stored there already is kept from now on as a prefix of several conversations.
+        """
+        fork = match.parted_at(length)
+        if self.divisible or fork is None or fork >= opening:
+            return None
+        stop = max((piece.end for piece in pieces[:-1] if piece.end <= fork), default=match.tokens)
+        if stop > match.tokens:
+            return stop
+        if match.parent is not None:
+            self._mark_fork(match.parent)
+        return None
+
+    @staticmethod
+    def _mark_fork(segment: Segment) -> None:
+        if segment.boundary == "inside":
+            segment.boundary = "fork"
 
     def reserve(self, size_bytes: int) -> bool:
         """Set bytes aside for a running request, evicting what must go. False, with nothing changed, if they do not fit."""

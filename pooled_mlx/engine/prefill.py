@@ -24,6 +24,7 @@ class Prefill:
         self.row = row
         self._ids = row.ids
         self._pieces: list[Piece] = []
+        self._fork: int | None = None
         self.logits: mx.array | None = None
         self.match = Match()
 
@@ -45,7 +46,7 @@ class Prefill:
     @property
     def checkpoints_ahead(self) -> list[int]:
         """Where this prefill will still cut segments."""
-        return [piece.end for piece in self._pieces if piece.checkpoint]
+        return [piece.end for piece in self._pieces if self._is_kept(piece)]
 
     def restore(self, take_hot: Callable[[Match], HotCache | None] = lambda match: None) -> None:
         """Find the longest stored prefix and make it the row's working cache.
@@ -77,9 +78,15 @@ class Prefill:
             row.cached_tokens = match.tokens
         marks = checkpoints(row.prompt.boundaries, len(row.prompt.ids), self._rule)
         plan = pieces(match.tokens, marks, len(self._ids), self._rule)
+        row.parted_at = match.parted_at(len(self._ids))
+        self._fork = self._pool.learn_fork(match, plan, len(self._ids), row.opening_tokens)
         self._pieces = list(plan) if self._model.parts is not None else _with_short_tail(plan)
         self.match = match
         row.caches = row.backing.caches
+
+    def _is_kept(self, piece: Piece) -> bool:
+        """True when a segment is cut at the end of `piece`."""
+        return piece.checkpoint or piece.end == self._fork
 
     def _lookup(self) -> Match:
         """The longest prefix whose state is finite; any other is dropped from the pool with all behind it."""
@@ -110,8 +117,8 @@ class Prefill:
             row.prefilled_tokens += len(piece)
         if first:
             reserve(row.caches, len(self._ids), row.spare_tokens)
-        if piece.checkpoint:
-            store_segment(self._pool, row, self._ids, "prompt", piece.end)
+        if self._is_kept(piece):
+            store_segment(self._pool, row, self._ids, "prompt", piece.end, fork=piece.end == self._fork)
         return not self._pieces
 
 

@@ -27,8 +27,9 @@ ReasonKind = Literal[
     "tools changed",
     "reasoning missing",
     "options differ",
+    "short",
 ]
-"""`reused` means: all that could be."""
+"""`reused` means: all that could be. `short`: all of it is known, and that is less than the least checkpoint."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -129,6 +130,8 @@ class Reason:
         count = f"reused {self.cached} of {self.total}"
         if self.kind == "reused":
             return f"{count} tokens"
+        if self.kind == "short":
+            return f"{count}: shorter than the least checkpoint"
         text = f"{count}: {self.kind}"
         if self.message is not None and self.kind not in ("system changed", "tools changed"):
             text += f" in turn {self.message}"
@@ -191,7 +194,8 @@ class RecentPrompts:
         lost = matched < common - self._minimum or cached < matched - self._slack
         if common == min(known.head, facts.head):
             # Nothing that is history in both differs.
-            return Reason("evicted" if lost else "reused", cached, total)
+            short = not cached and 0 < common < self._minimum
+            return Reason("evicted" if lost else "short" if short else "reused", cached, total)
         kind, message = self._difference(facts, known, common)
         if kind == "new":
             # A shared system prompt is all that a new conversation can reuse.

@@ -52,7 +52,8 @@ class Row:
 
     `at_cut`: a cold prompt would stop at `position` as well. `source` is the segment that the row resumed from or in, `own`
     the first one that it added to the pool, `parts` the payloads whose very bits its caches hold. `suspect` is where it had
-    resumed when its output was not finite, until it is known whether that was the cause.
+    resumed when its output was not finite, until it is known whether that was the cause. `parted_at` is
+    the token at which its prompt left every stored one, None where it goes on from the end of one.
     """
 
     prepared: Prepared
@@ -88,6 +89,7 @@ class Row:
     position: int = 0
     at_cut: bool = False
     cached_tokens: int = 0
+    parted_at: int | None = None
     prefilled_tokens: int = 0
     cache_note: str = ""
     decoding: bool = False
@@ -119,8 +121,17 @@ class Row:
         request = self.prepared.request
         return not request.tools and all(turn.role != "assistant" for turn in request.turns)
 
-    def boundary_at(self, end: int) -> Boundary:
-        """What ends at token `end` of the prompt."""
+    @property
+    def opening_tokens(self) -> int:
+        """The tokens before the model's first turn: what other conversations may begin with as well."""
+        turns, prompt = self.prepared.request.turns, self.prompt
+        if all(turn.role != "assistant" for turn in turns):
+            return len(prompt.ids)
+        answers = [start for start, index in prompt.turns if turns[index].role == "assistant"]
+        return min(answers, default=prompt.system_end)
+
+    def boundary_at(self, end: int, *, fork: bool = False) -> Boundary:
+        """What ends at token `end` of the prompt; `fork` says that others part from it there, if nothing else ends."""
         prompt = self.prompt
         if end > len(prompt.ids):
             # What follows an answer: a tool result where it made calls, else the user's next turn.
@@ -131,7 +142,9 @@ class Row:
         for start, index in prompt.turns:
             if start == end:
                 return "user" if turns[index].role == "user" else "turn"
-        return "turn" if end in prompt.boundaries or end >= len(prompt.ids) else "inside"
+        if end in prompt.boundaries or end >= len(prompt.ids):
+            return "turn"
+        return "fork" if fork else "inside"
 
     @property
     def cancelled(self) -> bool:

@@ -15,8 +15,11 @@ from pooled_mlx.engine.exact_ids import Ids
 Kind = Literal["prompt", "answer", "side"]
 """What a segment came from: a prompt, a generated answer, or a one-off side request (a title, a summary)."""
 
-Boundary = Literal["system", "user", "turn", "inside"]
-"""What ends at a segment's end: system + tools, everything before a user turn, before another turn, or none of these."""
+Boundary = Literal["system", "user", "turn", "inside", "fork"]
+"""What ends at a segment's end: system + tools, everything before a user turn, before another turn, or none of these.
+
+"fork" is a place inside one of them behind which two conversations were seen to part.
+"""
 
 _GLANCE = 32
 
@@ -198,6 +201,11 @@ class Match:
     def tips(self) -> tuple[Segment, ...]:
         """The segments that a request which resumes here stands on."""
         return (*self.path[-1:], *((self.partial[0],) if self.partial is not None else ()))
+
+    def parted_at(self, length: int) -> int | None:
+        """The token at which a prompt of `length` tokens left every stored path, None where it goes on from the end of one."""
+        at_an_end = self.matched == self.tokens and (self.parent is None or self.parent.is_leaf)
+        return None if at_an_end or self.matched >= length else self.matched
 
 
 def agreement(a: Ids, b: Ids) -> int:

@@ -162,8 +162,8 @@ class Slots:
 
     # --- endings
 
-    def finish(self, row: Row, caches: list[Any]) -> None:
-        """Keep what the row computed, then close it. A cancelled row keeps its finished tokens as well."""
+    def finish(self, row: Row, caches: list[Any], error: ApiError | None = None) -> None:
+        """Keep what the row computed, then close it, with `error` if it has not ended. Tokens that were said are kept too."""
         try:
             self.accounts.measure()
             hot = finish_row(self.pool, row, caches, self.hot)
@@ -176,7 +176,7 @@ class Slots:
             _log.warning("request %s: its state is not finite and was not kept", row.id)
         except Exception:
             _log.exception("request %s: its answer could not be kept", row.id)
-        self.close(row, None)
+        self.close(row, error)
 
     def remember(self, row: Row) -> None:
         """Keep the answer's exact ids. A failure costs a later cache hit, never the answer."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from pooled_mlx.core.events import Event, Failed, Finished, Text, check_order
 from pooled_mlx.core.ports import Prepared
-from pooled_mlx.core.request import Request, ToolCall, Turn
+from pooled_mlx.core.request import Request, Role, ToolCall, Turn
 from pooled_mlx.engine.cuts import CutRule
 from pooled_mlx.engine.facts import Facts
 from pooled_mlx.engine.loop import Loop, LoopSettings
@@ -93,10 +93,13 @@ def make_row(
     eos: Sequence[int] = (),
     tools: bool = False,
     answer: Any = None,
+    roles: Mapping[int, Role] | None = None,
     **more: Any,
 ) -> Row:
-    """A row over a prompt of token ids, greedy unless told otherwise."""
+    """A row over a prompt of token ids, greedy unless told otherwise. `roles` tells which turn begins at which token."""
     turns = (Turn("user", "question"), Turn("assistant", "answer"), Turn("user", "more"))
+    if roles is not None:
+        turns = tuple(Turn(role, f"turn {number}") for number, role in enumerate(roles.values()))
     request = Request(id=f"row-{next(_numbers)}", turns=turns)
     prompt = Prompt(
         ids=np.asarray(ids, np.uint32),
@@ -105,7 +108,7 @@ def make_row(
         system_end=system_end,
         reasoning_open=False,
         opened="",
-        turns=(),
+        turns=tuple((start, number) for number, start in enumerate(roles or ())),
         history=b"",
     )
     channel: Any = ListChannel()

@@ -230,6 +230,22 @@ def test_a_slow_reader_is_parked_and_resumes_with_the_same_answer(model: LoadedM
     assert quick.out == solo_greedy(model, PROMPTS[1], 40)
 
 
+def test_an_answer_that_ended_at_the_parking_limit_is_kept(model: LoadedModel) -> None:
+    """Its reader gave up, but what was said was computed: a client that sends it back goes on from it."""
+    remembered: list[Row] = []
+    loop = make_loop(model, park_above=4, park_below=1, park_limit_seconds=0.0, remember=remembered.append)
+    row = make_row(PROMPTS[2], 40, (20,))
+    row.channel.backlog = 5  # type: ignore[misc]
+    run(loop, row)
+    assert isinstance(row.channel.end, Failed)
+    assert row.out
+    said = np.concatenate([PROMPTS[2], np.array(row.out, np.uint32)])
+    again = make_row(np.concatenate([said, tokens(30, seed=9)]), 3, (20, len(said)))
+    run(loop, again)
+    assert again.cached_tokens >= len(said) - 1
+    assert remembered[0] is row
+
+
 def test_a_short_prompt_overtakes_a_long_one_which_still_ends(hybrid: LoadedModel) -> None:
     loop = make_loop(hybrid, max_running=3)
     long, short = make_row(tokens(1500, seed=2), 5), make_row(tokens(40, seed=3), 5)

@@ -31,6 +31,7 @@ class Running:
     parent: Segment
     lease: Lease
     todo: list
+    fork: int | None
     kind: str
     label: str
 
@@ -70,8 +71,8 @@ class PoolWalk(RuleBasedStateMachine):
 
     # What happens
 
-    @rule(parts=texts, kind=kinds, label=labels)
-    def begin(self, parts, kind, label):
+    @rule(parts=texts, kind=kinds, label=labels, opening=st.sampled_from([0, 10, 100]))
+    def begin(self, parts, kind, label, opening):
         if len(self.running) == 3:
             return
         ids = [i for part in parts for i in part]
@@ -80,7 +81,8 @@ class PoolWalk(RuleBasedStateMachine):
         lease = self.pool.lease(match, label)
         parent = match.path[-1] if match.path else self.pool.root
         todo = list(pieces(match.tokens, checkpoints(ends, len(ids), CUTS), len(ids), CUTS))
-        self.running.append(Running(ids, parent, lease, todo, kind, label))
+        fork = self.pool.learn_fork(match, todo, len(ids), opening)
+        self.running.append(Running(ids, parent, lease, todo, fork, kind, label))
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 2), count=st.integers(1, 6), boundary=st.sampled_from(["system", "user", "turn", "inside"]))
@@ -92,6 +94,8 @@ class PoolWalk(RuleBasedStateMachine):
             piece = row.todo.pop(0)
             if piece.checkpoint:
                 self.store(row, row.ids[: piece.end], row.kind, boundary)
+            elif piece.end == row.fork:
+                self.store(row, row.ids[: piece.end], row.kind, "fork")
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 2), answer=st.sampled_from(TEXTS), give_up=st.booleans())

@@ -116,6 +116,16 @@ def test_what_the_pool_lost_is_called_evicted(recent: RecentPrompts):
     assert explain(recent, facts, 100, facts.head).kind == "evicted"
 
 
+def test_what_is_shorter_than_the_least_checkpoint_is_said_to_be(recent: RecentPrompts):
+    facts = encode("0123456789")
+    short = PromptFacts(facts, len(facts), 0, (), b"", b"", "", "agent")
+    recent.remember(short)
+    reason = recent.explain(short, 0, len(facts), decode)
+    assert reason.kind == "short"
+    assert reason.note() == "reused 0 of 10: shorter than the least checkpoint"
+    assert recent.explain(short, 9, len(facts), decode).note() == "reused 9 of 10 tokens"
+
+
 def test_a_small_prompt_can_be_evicted_too(recent: RecentPrompts):
     facts = render(request([Turn("user", "count to twenty please")]))
     assert len(facts.ids) < RULE.spacing
