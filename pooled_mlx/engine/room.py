@@ -30,7 +30,7 @@ from pooled_mlx.engine.facts import Facts
 from pooled_mlx.engine.fingerprint import files_key, fingerprint
 from pooled_mlx.engine.grammars import Grammars
 from pooled_mlx.engine.loop import Loop, LoopSettings
-from pooled_mlx.engine.memory import DeviceFacts, MemoryPlan, plan_memory
+from pooled_mlx.engine.memory import DeviceFacts, MemoryPlan, Wired, plan_memory
 from pooled_mlx.engine.mlx_backend import LoadedModel, has_metal, load, memory_now, set_limits
 from pooled_mlx.engine.pool import Match, Pool
 from pooled_mlx.engine.pool_report import PoolReporter
@@ -63,6 +63,7 @@ class RoomSettings:
     prefill_share: float = 0.33
     pool_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    wired: Wired = "auto"
     seed: int | None = None
     steps_file: Path | None = None
     script: ReplayScript | None = None
@@ -124,6 +125,7 @@ class Room:
         self._reporter: PoolReporter | None = None
         self._recent: RecentPrompts | None = None
         self._plan: MemoryPlan | None = None
+        self._wired_bytes = 0
         self._ready = threading.Event()
         self._state, self._reason = "loading", "The model is loading."
         context = settings.context_tokens or card.context_default
@@ -180,10 +182,13 @@ class Room:
             context=settings.context_tokens,
             pool_bytes=settings.pool_bytes,
             limit_bytes=settings.memory_limit_bytes,
+            wired=settings.wired,
             model=self._card.id,
         )
         limits = plan.limits
-        set_limits(memory_bytes=limits.memory_bytes, cache_bytes=limits.cache_bytes, wired_bytes=limits.wired_bytes)
+        set_limits(memory_bytes=limits.memory_bytes, cache_bytes=limits.cache_bytes)
+        if limits.wires_weights:
+            self._wired_bytes = model.wire_weights()
         key = files_key(self._folder)
         step = settings.prefill_step or self._measured_step(model, key)
         rule = cut_rule(safe_step(model, step, plan.context_tokens, device.largest_buffer_bytes))
@@ -322,6 +327,7 @@ class Room:
                 "active_bytes": memory.active,
                 "peak_bytes": memory.peak,
                 "cache_bytes": memory.cache,
+                "wired_bytes": self._wired_bytes,
                 "process_bytes": process_bytes(),
             },
             "sampling": self._admission.sampling_facts(),
