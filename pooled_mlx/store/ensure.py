@@ -114,9 +114,9 @@ def verify_model(card: ModelCard) -> str:
         if wrong:
             raise StoreError(f"{card.id}: {wrong}. pooled-mlx models pull {card.id} makes it anew")
         return f"every file in {folder} has the SHA-256 that was written with it"
-    folder = Path(card.folder).expanduser() if card.folder else hub.cached_repo(card.repo or "", card.revision)
+    folder, wrong = (Path(card.folder).expanduser(), "") if card.folder else hub.look(card.repo or "", card.revision)
     if folder is None:
-        raise StoreError(f"{card.id} is not whole on this disk. pooled-mlx models pull {card.id} completes it")
+        raise StoreError(wrong or f"{card.id} is not whole on this disk. pooled-mlx models pull {card.id} completes it")
     check_folder(folder)
     return f"the weight files in {folder} have the length that their headers say"
 
