@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from pooled_mlx import __version__
 from pooled_mlx.catalog import CatalogError, format_size
-from pooled_mlx.cli.common import choose_card, load_user_catalog
+from pooled_mlx.cli.common import call_form_of, choose_card, load_user_catalog
 from pooled_mlx.config import ConfigError, Settings, add_flags, load_settings, resolve_token, token_file_is_open
 from pooled_mlx.engine.memory import DeviceFacts, Wired, wires_weights
 from pooled_mlx.store import StoreError
@@ -184,6 +184,11 @@ def _model(settings: Settings) -> Iterator[Finding]:
         yield Finding("model", "bad", row["why"])
     elif row["on_disk"]:
         yield Finding("model", "ok", f"{card.id}, on disk ({format_size(row['disk_bytes'])})")
+        form = call_form_of(card)
+        if form is not None and form.notice:
+            yield Finding("tool calls", "note", form.notice)
+        elif form is not None:
+            yield Finding("tool calls", "ok", f"read as {form.format}")
     else:
         yield Finding(
             "model", "note", f"{card.id}, not on disk yet", f"pooled-mlx models pull {card.id} fetches it; serve does it too"

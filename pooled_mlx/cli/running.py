@@ -169,7 +169,10 @@ class Server:
             steps_file=cache_folder() / "steps.json",
         )
         if self._script is None:
-            return open_room(ready.card, ready.folder, room_settings, on_dead=on_dead)
+            room = open_room(ready.card, ready.folder, room_settings, on_dead=on_dead)
+            if notice := room.call_form.notice:
+                _log.warning("%s: %s", ready.card.id, notice)
+            return room
         from pooled_mlx.engine.replay import open_replay_room
 
         return open_replay_room(self._script, ready.folder, cache_folder() / "replay", room_settings, on_dead=on_dead)

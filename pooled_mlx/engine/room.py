@@ -105,10 +105,10 @@ class Room:
         self._tokens = Tokens.load(folder)
         eos_ids = frozenset(card.eos_token_ids) or self._tokens.eos_ids
         template = ChatTemplate.load(folder, self._tokens.named)
-        self._format_name = card.chat_format or chat_formats.detect(template.source, self._tokens.added)
-        self._format = chat_formats.get(self._format_name)
         self._exact_ids = ExactIds()
         builder = PromptBuilder(self._tokens, template, card, exact_ids=self._exact_ids)
+        self.call_form = builder.call_form
+        self._format = chat_formats.get(self.call_form.format)
         names = {index: text for text, index in self._tokens.added.items()}
         self._grammars: Future[Grammars | None] = Future()
         self._table = TokenTable(self._tokens.bytes_of, names, eos_ids)
@@ -307,7 +307,7 @@ class Room:
                 "label": info.label,
                 "quantization": info.quantization,
                 "context": info.context_tokens,
-                "chat_format": self._format_name,
+                "chat_format": self.call_form.format,
             },
             "ctx": info.context_tokens,
             "queue": queued,

@@ -106,6 +106,17 @@ def disk_state(card: ModelCard) -> tuple[DiskState, int]:
     return ("ready", folder_bytes(folder)) if folder.is_dir() else ("absent", 0)
 
 
+def local_folder(card: ModelCard) -> Path | None:
+    """The folder of a model that is whole on this disk, None for any other. No network."""
+    if card.wheel is not None:
+        folder = wheel_folder(card)
+        return folder if folder.exists() and damage(folder) is None else None
+    if card.repo is not None:
+        return hub.cached_repo(card.repo, card.revision)
+    folder = Path(card.folder or "").expanduser()
+    return folder if folder.is_dir() else None
+
+
 def verify_model(card: ModelCard) -> str:
     """Read every byte of a model and say what was checked. Raises `StoreError` naming the damaged file."""
     if card.wheel is not None:
