@@ -78,9 +78,10 @@ def fits(card: ModelCard, facts: DeviceFacts) -> tuple[int | None, str]:
 
     shape = CacheShape(card.kv_bytes_per_token or _UNKNOWN_KV_BYTES, card.state_bytes)
     weights = loaded_bytes(card.weights_bytes, facts.has_metal)
-    limits = {"context_max": card.context_max, "context_default": card.context_default}
+    context, default = card.context_max, card.context_default
     try:
-        return plan_memory(facts, weights, shape, model=card.id, **limits).context_tokens, ""
+        plan = plan_memory(facts, weights, shape, context_max=context, context_default=default, model=card.id)
+        return plan.context_tokens, ""
     except DoesNotFitError as error:
         return None, str(error)
 

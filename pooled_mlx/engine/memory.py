@@ -157,7 +157,7 @@ Wired = Literal["auto", "off", "weights"]
 def wires_weights(facts: DeviceFacts, weights_bytes: int, wish: Wired = "auto") -> bool:
     """Whether the weights are wired: kept in memory so that the system neither swaps nor compresses them.
 
-    Systems of 2026 panic where buffers that come and go are wired, so caches never are; weights stay from load to exit. By
+    macOS is reported to panic where buffers that come and go are wired, so caches never are; weights stay from load to exit. By
     default even they are wired only where they are so large that the system would look for room among them. A part of the
     memory stays unwired whatever the wish, and weights that would not leave it are not wired in part: the rest of the limit
     would be open to caches.
