@@ -100,6 +100,14 @@ class Settings:
         low=2**28,
     )
 
+    wired: str = _setting(
+        "auto",
+        "What the system may neither swap nor compress: auto wires the weights where they take over 60 % of what Metal allows, "
+        "off nothing, weights always the weights. Caches never are, because macOS can panic where wired memory comes and goes.",
+        "engine",
+        choices=("auto", "off", "weights"),
+    )
+
     keep_awake: bool = _setting(True, "Keep the Mac from idle sleep while requests run. The display may sleep.", "engine")
 
     log_level: str = _setting(

@@ -232,6 +232,7 @@ def health_body(**changes: Any) -> dict[str, Any]:
             "peak_bytes": 27 * GIB,
             "cache_bytes": 1 * GIB,
             "process_bytes": 27 * GIB,
+            "wired_bytes": 0,
         },
         "sampling": {"temperature": 0.7, "top_k": 20},
         "prefill_step": 2048,

@@ -12,8 +12,10 @@ from pooled_mlx.catalog import Catalog, CatalogError, load_catalog, pick_default
 from pooled_mlx.config import ConfigError, Settings
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.store import StoreError, resolve_model
+from pooled_mlx.store.ensure import local_folder
 
 if TYPE_CHECKING:
+    from pooled_mlx.engine.call_form import CallForm
     from pooled_mlx.engine.memory import DeviceFacts
 
 
@@ -67,6 +69,20 @@ def convert(source: Path, target: Path) -> None:
         raise StoreError(str(error)) from error
     finally:
         finish_work()
+
+
+def call_form_of(card: ModelCard) -> CallForm | None:
+    """How this model's tool calls are read, None where that is known after its download only. Raises `StoreError`."""
+    from pooled_mlx.engine.call_form import CallForm, folder_call_form
+    from pooled_mlx.engine.tokens import TokenizerError
+
+    if card.chat_format is not None:
+        return CallForm(card.chat_format, True)
+    folder = local_folder(card)
+    try:
+        return None if folder is None else folder_call_form(folder)
+    except TokenizerError as error:
+        raise StoreError(str(error)) from error
 
 
 def load_user_catalog() -> Catalog:

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
-from typing import Any
+from typing import Any, cast
 
 from pooled_mlx import __version__
 from pooled_mlx.catalog import CatalogError, format_size
-from pooled_mlx.cli.common import choose_card, load_user_catalog
+from pooled_mlx.cli.common import call_form_of, choose_card, load_user_catalog
 from pooled_mlx.config import ConfigError, Settings, add_flags, load_settings, resolve_token, token_file_is_open
+from pooled_mlx.engine.memory import DeviceFacts, Wired, wires_weights
 from pooled_mlx.store import StoreError
 
 _LEAST_DISK = 2 * 1024**3
@@ -45,7 +46,7 @@ def add(subparsers: Any) -> None:
         action="store_true",
         help="send the running server what each agent sends, and say what holds (takes minutes)",
     )
-    add_flags(parser, ("model", "host", "port", "token_file", "memory_limit"))
+    add_flags(parser, ("model", "host", "port", "token_file", "memory_limit", "wired"))
     parser.set_defaults(run=run)
 
 
@@ -176,15 +177,32 @@ def _model(settings: Settings) -> Iterator[Finding]:
         yield Finding("model", "bad", str(error))
         return
     row = facts_of(card, facts)
+    if facts.recommended_bytes and card.weights_bytes:
+        yield _wired(card.weights_bytes, facts, cast(Wired, settings.wired))
     yield Finding("cards", "ok", f"{len(catalog.cards)}: {', '.join(card.id for card in catalog.ranked())}")
     if not row["fits"] and card.weights_bytes:
         yield Finding("model", "bad", row["why"])
     elif row["on_disk"]:
         yield Finding("model", "ok", f"{card.id}, on disk ({format_size(row['disk_bytes'])})")
+        form = call_form_of(card)
+        if form is not None and form.notice:
+            yield Finding("tool calls", "note", form.notice)
+        elif form is not None:
+            yield Finding("tool calls", "ok", f"read as {form.format}")
     else:
         yield Finding(
             "model", "note", f"{card.id}, not on disk yet", f"pooled-mlx models pull {card.id} fetches it; serve does it too"
         )
+
+
+def _wired(weights_bytes: int, facts: DeviceFacts, wish: Wired) -> Finding:
+    """What of the model the system may not move out of memory."""
+    share = f"the weights take {weights_bytes / (facts.recommended_bytes or 1):.0%} of what Metal allows"
+    if wires_weights(facts, weights_bytes, wish):
+        return Finding("wired", "ok", f"the weights, {format_size(weights_bytes)}; caches never are (--wired {wish}, {share})")
+    if wish == "weights":
+        return Finding("wired", "note", f"nothing, although --wired is weights: {share}, too little would stay unwired")
+    return Finding("wired", "ok", f"nothing (--wired {wish}, {share})")
 
 
 def _index(settings: Settings) -> Iterator[Finding]:

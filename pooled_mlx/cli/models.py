@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pooled_mlx.catalog import Catalog, format_size, pick_default
-from pooled_mlx.cli.common import Refused, check_fit, convert, load_user_catalog, plainly, table
+from pooled_mlx.cli.common import Refused, call_form_of, check_fit, convert, load_user_catalog, plainly, table
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.store import ensure_model, resolve_model
 from pooled_mlx.store.ensure import disk_state, remove_model, verify_model
@@ -78,9 +78,10 @@ def fits(card: ModelCard, facts: DeviceFacts) -> tuple[int | None, str]:
 
     shape = CacheShape(card.kv_bytes_per_token or _UNKNOWN_KV_BYTES, card.state_bytes)
     weights = loaded_bytes(card.weights_bytes, facts.has_metal)
-    limits = {"context_max": card.context_max, "context_default": card.context_default}
+    context, default = card.context_max, card.context_default
     try:
-        return plan_memory(facts, weights, shape, model=card.id, **limits).context_tokens, ""
+        plan = plan_memory(facts, weights, shape, context_max=context, context_default=default, model=card.id)
+        return plan.context_tokens, ""
     except DoesNotFitError as error:
         return None, str(error)
 
@@ -143,6 +144,7 @@ def _show(card: ModelCard, facts: DeviceFacts, *, verify: bool) -> None:
         ("this machine", f"fits with {row['context_tokens']:,} tokens" if row["fits"] else row["why"]),
         ("on disk", f"{row['disk']}, {format_size(row['disk_bytes'])}"),
         ("thinking", thinking),
+        ("tool calls", _tool_calls(card)),
         ("sampling", _sampling(card, thinking=False)),
     ]
     if card.thinking.supported:
@@ -150,6 +152,14 @@ def _show(card: ModelCard, facts: DeviceFacts, *, verify: bool) -> None:
     print("\n".join(f"{name:<13} {text}" for name, text in lines))
     if verify:
         print(f"{'verified':<13} {verify_model(card)}")
+
+
+def _tool_calls(card: ModelCard) -> str:
+    form = call_form_of(card)
+    if form is None:
+        return "known after a download"
+    own = "the model's own form" if form.native else "explained to it in a general form"
+    return form.notice or f"{form.format}, {own}"
 
 
 def _sampling(card: ModelCard, *, thinking: bool) -> str:

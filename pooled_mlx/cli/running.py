@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from pooled_mlx.api.chat_completions import EDGE as CHAT_COMPLETIONS
 from pooled_mlx.api.messages import MessagesEdge
@@ -24,7 +24,7 @@ from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Event, Failed, Finished
 from pooled_mlx.core.ports import Engine
-from pooled_mlx.engine.memory import DeviceFacts
+from pooled_mlx.engine.memory import DeviceFacts, Wired
 from pooled_mlx.engine.replay_script import ReplayScript
 from pooled_mlx.mac.power import power_guard
 from pooled_mlx.mac.pressure import PressureWatch, system_pressure
@@ -164,11 +164,15 @@ class Server:
             prefill_share=settings.prefill_share,
             pool_bytes=settings.pool_bytes,
             memory_limit_bytes=settings.memory_limit,
+            wired=cast(Wired, settings.wired),
             seed=settings.seed,
             steps_file=cache_folder() / "steps.json",
         )
         if self._script is None:
-            return open_room(ready.card, ready.folder, room_settings, on_dead=on_dead)
+            room = open_room(ready.card, ready.folder, room_settings, on_dead=on_dead)
+            if notice := room.call_form.notice:
+                _log.warning("%s: %s", ready.card.id, notice)
+            return room
         from pooled_mlx.engine.replay import open_replay_room
 
         return open_replay_room(self._script, ready.folder, cache_folder() / "replay", room_settings, on_dead=on_dead)

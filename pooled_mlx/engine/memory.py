@@ -6,6 +6,7 @@ The pool's budget counts everything that is cached: stored segments, states and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pooled_mlx.catalog import LONGEST_DEFAULT_CONTEXT, format_size
 
@@ -24,6 +25,7 @@ _CPU_SHARE = 0.8  # of the memory, where no device says what it may use
 _WORKING_SHARE, _LEAST_WORKING = 0.04, 256 * MIB  # of the weights: activations of one prefill piece, buffers between steps
 _HEADROOM_SHARE, _LEAST_HEADROOM = 0.03, 128 * MIB  # of the limit: allocator rounding, Python, tokenizer
 _POOL_CONTEXTS, _POOL_SHARE = 4, 0.25  # a pool is not larger by itself than four full contexts or this share of the limit
+_WIRED_ABOVE, _LEAST_UNWIRED = 0.60, 0.15  # weights of Metal's working set that are wired by default; of the memory, never
 _CACHE_LIMIT_SHARE, _MOST_CACHE = 0.05, 2 * GIB  # freed buffers that MLX may keep for reuse
 _FLOAT32_GROWTH = 7.1  # 32 bits in place of 4.5: 4-bit weights are dequantized on the CPU backend
 
@@ -67,11 +69,11 @@ class DoesNotFitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits to set in MLX at load, in bytes. `wired_bytes` is None without Metal."""
+    """Limits to set in MLX at load, in bytes. `wires_weights`: the weights are kept resident, and they alone."""
 
     memory_bytes: int
     cache_bytes: int
-    wired_bytes: int | None
+    wires_weights: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class MemoryPlan:
     context_tokens: int
     shape: CacheShape
     limits: Limits
+    limit_note: str = ""
 
     def fits(self, prompt_tokens: int, max_output_tokens: int) -> Fit:
         """Whether one request can run when the pool holds nothing else."""
@@ -117,11 +120,11 @@ class MemoryPlan:
         context = self.shape.kv_bytes_per_token * self.context_tokens
         states = f", {format_size(self.shape.row_bytes)} a state" if self.shape.row_bytes else ""
         return [
-            ("weights", self.weights_bytes, ""),
+            ("weights", self.weights_bytes, "wired" if self.limits.wires_weights else ""),
             ("cache pool", self.pool_bytes, f"one full context is {format_size(context)}{states}"),
             ("working space", self.working_bytes, "activations, estimated"),
             ("headroom", self.headroom_bytes, "kept free"),
-            ("limit", self.limit_bytes, "Metal's recommendation" if self.limits.wired_bytes else ""),
+            ("limit", self.limit_bytes, self.limit_note),
         ]
 
     def table(self) -> str:
@@ -147,6 +150,23 @@ def loaded_bytes(weights_bytes: int, has_metal: bool, *, quantized: bool = True)
     return weights_bytes if has_metal or not quantized else int(weights_bytes * _FLOAT32_GROWTH)
 
 
+Wired = Literal["auto", "off", "weights"]
+"""What may be wired: the weights where they are a large part of what Metal allows, nothing, the weights."""
+
+
+def wires_weights(facts: DeviceFacts, weights_bytes: int, wish: Wired = "auto") -> bool:
+    """Whether the weights are wired: kept in memory so that the system neither swaps nor compresses them.
+
+    macOS is reported to panic where buffers that come and go are wired, so caches never are; weights stay from load to exit. By
+    default even they are wired only where they are so large that the system would look for room among them. A part of the
+    memory stays unwired whatever the wish, and weights that would not leave it are not wired in part: the rest of the limit
+    would be open to caches.
+    """
+    if not facts.recommended_bytes or wish == "off" or weights_bytes > (1 - _LEAST_UNWIRED) * facts.memory_bytes:
+        return False
+    return wish == "weights" or weights_bytes > _WIRED_ABOVE * facts.recommended_bytes
+
+
 def request_bytes(shape: CacheShape, prompt_tokens: int, max_output_tokens: int) -> int:
     """Bytes that one request takes at its longest, alone: K/V once (segments are windows on its cache), ids, two states."""
     tokens = prompt_tokens + max_output_tokens
@@ -163,6 +183,7 @@ def plan_memory(
     context: int | None = None,
     pool_bytes: int | None = None,
     limit_bytes: int | None = None,
+    wired: Wired = "auto",
     model: str = "the model",
 ) -> MemoryPlan:
     """The plan for a model whose weights take `weights_bytes` in memory.
@@ -213,8 +234,11 @@ def plan_memory(
         )
     if pool_bytes is None:
         pool = min(room, max(_POOL_CONTEXTS * (per_token * tokens + states), int(limit * _POOL_SHARE)))
-    limits = Limits(limit, min(int(limit * _CACHE_LIMIT_SHARE), _MOST_CACHE), limit if facts.has_metal else None)
-    return MemoryPlan(limit, weights_bytes, pool, working, limit - weights_bytes - pool - working, tokens, shape, limits)
+    wires = wires_weights(facts, weights_bytes, wired)
+    limits = Limits(limit, min(int(limit * _CACHE_LIMIT_SHARE), _MOST_CACHE), wires)
+    note = "--memory-limit" if limit < facts.limit_bytes else "Metal's recommendation" if facts.recommended_bytes else ""
+    headroom = limit - weights_bytes - pool - working
+    return MemoryPlan(limit, weights_bytes, pool, working, headroom, tokens, shape, limits, note)
 
 
 def refuse_weights(facts: DeviceFacts, weights_bytes: int, model: str, limit_bytes: int | None = None) -> str | None:

@@ -10,10 +10,11 @@ import ctypes
 import ctypes.util
 import logging
 import os
+import platform
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -58,6 +59,9 @@ ArraysCache = mlx_cache.ArraysCache
 CacheList = mlx_cache.CacheList
 
 SUPPORTED_MLX_LM = ("0.32.2", "0.33")
+_PAGE_BYTES = 16_384  # of memory on Apple silicon: what a small Metal buffer takes
+_HEAP_BYTES = 1 << 20  # MLX's own for buffers of up to 256 bytes, there before any other
+_SPARE_PAGES = 64  # for buffers of a model that are no parameters, such as frequencies of rotary embeddings
 MAX_EXPERT_ROWS = 32_768
 """Tokens x active experts of one prefill piece: above it MLX's sorted expert kernel may leave rows unwritten."""
 
@@ -111,14 +115,15 @@ def finish_work() -> None:
         mx.clear_streams()
 
 
-def set_limits(*, memory_bytes: int | None, cache_bytes: int | None, wired_bytes: int | None) -> None:
-    """Set MLX's limits once at start. `wired_bytes` has an effect on a Mac only."""
-    if memory_bytes is not None:
-        mx.set_memory_limit(memory_bytes)
-    if cache_bytes is not None:
-        mx.set_cache_limit(cache_bytes)
-    if wired_bytes is not None and has_metal():
-        mx.set_wired_limit(wired_bytes)
+def set_limits(*, memory_bytes: int, cache_bytes: int) -> None:
+    """Set MLX's limits once at start. The wired limit is none of them: see `LoadedModel.wire_weights`."""
+    mx.set_memory_limit(memory_bytes)
+    mx.set_cache_limit(cache_bytes)
+
+
+def can_wire() -> bool:
+    """True where MLX can keep memory resident: with Metal, from macOS 15 on."""
+    return has_metal() and int(platform.mac_ver()[0].partition(".")[0] or 0) >= 15
 
 
 @dataclass(slots=True)
@@ -136,6 +141,29 @@ class LoadedModel:
     weights_bytes: int
     quantization: str
     parts: tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]] | None = None
+    _filling: list[mx.array] = field(default_factory=list)
+
+    def wire_weights(self) -> int:
+        """Keep what is in memory now resident, and nothing that comes later; bytes that are wired, 0 where nothing can be.
+
+        To be called once, after the load, while nothing but weights is in memory. What MLX does was read in mlx 0.32.4's
+        `backend/metal/resident.h` and `allocator.h` (in its wheel) and in `resident.cpp` of 0.32.2: the limit is 0 at first;
+        raising it puts every existing buffer, those kept for reuse too, into a residency set while the sum stays within the
+        limit, in no certain order; later buffers enter wherever there is room and leave when they are freed. That coming and
+        going is what panicked kernels. So the limit is what the weights take, in pages, with a small margin, because a weight
+        without room would leave a gap of its own size; and the margin is filled with pages that stay.
+        """
+        if not can_wire():
+            return 0
+        mx.synchronize()
+        mx.clear_cache()
+        small = sum(array.nbytes <= _PAGE_BYTES for array in arrays_of(self.module.parameters()))
+        margin = _HEAP_BYTES + (small + _SPARE_PAGES) * _PAGE_BYTES
+        wired = mx.get_active_memory() + margin
+        mx.set_wired_limit(wired)
+        self._filling = [mx.zeros(_PAGE_BYTES, mx.uint8) for _ in range(margin // _PAGE_BYTES)]
+        mx.eval(self._filling)
+        return wired
 
     def make_cache(self) -> list[Any]:
         """A new empty cache, one entry per layer."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pooled_mlx import chat_formats
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import Request, Tool
+from pooled_mlx.engine.call_form import call_form
 from pooled_mlx.engine.conversation import (
     Said,
     arrange,
@@ -78,7 +78,8 @@ class PromptBuilder:
         self.tokens = tokens
         self.template = template
         self.card = card
-        self.traits = learn_traits(template, tokens, card.thinking, _is_native(template, tokens, card))
+        self.call_form = call_form(template, tokens, card.chat_format)
+        self.traits = learn_traits(template, tokens, card.thinking, self.call_form.native)
         self.exact_ids = exact_ids
         self._dates = dates or Dates()
         self._control = ControlText(tokens, template.source)
@@ -206,14 +207,6 @@ class PromptBuilder:
             if not np.array_equal(whole, np.concatenate([piece.ids for piece in pieces])):
                 return False
         return True
-
-
-def _is_native(template: ChatTemplate, tokens: Tokens, card: ModelCard) -> bool:
-    """Whether the chat format reads calls in the form in which this very template writes them."""
-    if card.chat_format is not None:
-        return True
-    name = chat_formats.detect(template.source, tokens.added)
-    return chat_formats.get(name).recognises(template.source, frozenset(tokens.added)) > 1
 
 
 def _has_reasoning(one: Said) -> bool:

@@ -30,7 +30,7 @@ from pooled_mlx.engine.facts import Facts
 from pooled_mlx.engine.fingerprint import files_key, fingerprint
 from pooled_mlx.engine.grammars import Grammars
 from pooled_mlx.engine.loop import Loop, LoopSettings
-from pooled_mlx.engine.memory import DeviceFacts, MemoryPlan, plan_memory
+from pooled_mlx.engine.memory import DeviceFacts, MemoryPlan, Wired, plan_memory
 from pooled_mlx.engine.mlx_backend import LoadedModel, has_metal, load, memory_now, set_limits
 from pooled_mlx.engine.pool import Match, Pool
 from pooled_mlx.engine.pool_report import PoolReporter
@@ -63,6 +63,7 @@ class RoomSettings:
     prefill_share: float = 0.33
     pool_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    wired: Wired = "auto"
     seed: int | None = None
     steps_file: Path | None = None
     script: ReplayScript | None = None
@@ -104,10 +105,10 @@ class Room:
         self._tokens = Tokens.load(folder)
         eos_ids = frozenset(card.eos_token_ids) or self._tokens.eos_ids
         template = ChatTemplate.load(folder, self._tokens.named)
-        self._format_name = card.chat_format or chat_formats.detect(template.source, self._tokens.added)
-        self._format = chat_formats.get(self._format_name)
         self._exact_ids = ExactIds()
         builder = PromptBuilder(self._tokens, template, card, exact_ids=self._exact_ids)
+        self.call_form = builder.call_form
+        self._format = chat_formats.get(self.call_form.format)
         names = {index: text for text, index in self._tokens.added.items()}
         self._grammars: Future[Grammars | None] = Future()
         self._table = TokenTable(self._tokens.bytes_of, names, eos_ids)
@@ -124,6 +125,7 @@ class Room:
         self._reporter: PoolReporter | None = None
         self._recent: RecentPrompts | None = None
         self._plan: MemoryPlan | None = None
+        self._wired_bytes = 0
         self._ready = threading.Event()
         self._state, self._reason = "loading", "The model is loading."
         context = settings.context_tokens or card.context_default
@@ -180,10 +182,13 @@ class Room:
             context=settings.context_tokens,
             pool_bytes=settings.pool_bytes,
             limit_bytes=settings.memory_limit_bytes,
+            wired=settings.wired,
             model=self._card.id,
         )
         limits = plan.limits
-        set_limits(memory_bytes=limits.memory_bytes, cache_bytes=limits.cache_bytes, wired_bytes=limits.wired_bytes)
+        set_limits(memory_bytes=limits.memory_bytes, cache_bytes=limits.cache_bytes)
+        if limits.wires_weights:
+            self._wired_bytes = model.wire_weights()
         key = files_key(self._folder)
         step = settings.prefill_step or self._measured_step(model, key)
         rule = cut_rule(safe_step(model, step, plan.context_tokens, device.largest_buffer_bytes))
@@ -302,7 +307,7 @@ class Room:
                 "label": info.label,
                 "quantization": info.quantization,
                 "context": info.context_tokens,
-                "chat_format": self._format_name,
+                "chat_format": self.call_form.format,
             },
             "ctx": info.context_tokens,
             "queue": queued,
@@ -322,6 +327,7 @@ class Room:
                 "active_bytes": memory.active,
                 "peak_bytes": memory.peak,
                 "cache_bytes": memory.cache,
+                "wired_bytes": self._wired_bytes,
                 "process_bytes": process_bytes(),
             },
             "sampling": self._admission.sampling_facts(),

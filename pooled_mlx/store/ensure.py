@@ -106,6 +106,17 @@ def disk_state(card: ModelCard) -> tuple[DiskState, int]:
     return ("ready", folder_bytes(folder)) if folder.is_dir() else ("absent", 0)
 
 
+def local_folder(card: ModelCard) -> Path | None:
+    """The folder of a model that is whole on this disk, None for any other. No network."""
+    if card.wheel is not None:
+        folder = wheel_folder(card)
+        return folder if folder.exists() and damage(folder) is None else None
+    if card.repo is not None:
+        return hub.cached_repo(card.repo, card.revision)
+    folder = Path(card.folder or "").expanduser()
+    return folder if folder.is_dir() else None
+
+
 def verify_model(card: ModelCard) -> str:
     """Read every byte of a model and say what was checked. Raises `StoreError` naming the damaged file."""
     if card.wheel is not None:
@@ -114,9 +125,9 @@ def verify_model(card: ModelCard) -> str:
         if wrong:
             raise StoreError(f"{card.id}: {wrong}. pooled-mlx models pull {card.id} makes it anew")
         return f"every file in {folder} has the SHA-256 that was written with it"
-    folder = Path(card.folder).expanduser() if card.folder else hub.cached_repo(card.repo or "", card.revision)
+    folder, wrong = (Path(card.folder).expanduser(), "") if card.folder else hub.look(card.repo or "", card.revision)
     if folder is None:
-        raise StoreError(f"{card.id} is not whole on this disk. pooled-mlx models pull {card.id} completes it")
+        raise StoreError(wrong or f"{card.id} is not whole on this disk. pooled-mlx models pull {card.id} completes it")
     check_folder(folder)
     return f"the weight files in {folder} have the length that their headers say"
 

