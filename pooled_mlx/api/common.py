@@ -8,7 +8,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from pooled_mlx.api.body import clean
 from pooled_mlx.api.frames import data_frame
@@ -22,6 +22,7 @@ MAX_TOOLS = 1_024
 MAX_SCHEMA_CHARACTERS = 32_000
 MAX_FORMAT_CHARACTERS = 128_000
 MAX_STOPS = 4
+"""On the OpenAI APIs; Anthropic's allows more."""
 MAX_STOP_CHARACTERS = 64
 MAX_TOP_K = 64
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
@@ -147,7 +148,11 @@ class Fields:
         """Refuse every field of `names` that asks for something; the value says what to do instead."""
         for name, advice in names.items():
             if not is_unset(self.values.get(name)):
-                raise bad_request(f"{self.param(name)} is not supported. {advice}", self.param(name), "unsupported_parameter")
+                self.refuse_field(name, advice)
+
+    def refuse_field(self, name: str, advice: str) -> NoReturn:
+        """Refuse one field."""
+        raise bad_request(f"{self.param(name)} is not supported. {advice}", self.param(name), "unsupported_parameter")
 
 
 def read_sampling(body: Fields, highest_temperature: float) -> Sampling:
@@ -169,12 +174,12 @@ def read_output_limit(body: Fields, name: str) -> int | None:
     return None if value is None else min(value, MAX_OUTPUT_TOKENS)
 
 
-def read_stops(body: Fields, name: str) -> tuple[str, ...]:
-    """Stop strings: one string or an array of at most four, 1 to 64 characters each."""
+def read_stops(body: Fields, name: str, most: int = MAX_STOPS) -> tuple[str, ...]:
+    """Stop strings: one string or an array of at `most` as many, 1 to 64 characters each."""
     value = body.get(name)
     stops = [value] if isinstance(value, str) else body.list(name) or []
-    if len(stops) > MAX_STOPS:
-        raise bad_request(f"{body.param(name)} has {len(stops)} strings; at most {MAX_STOPS} are allowed.", body.param(name))
+    if len(stops) > most:
+        raise bad_request(f"{body.param(name)} has {len(stops)} strings; at most {most} are allowed.", body.param(name))
     for stop in stops:
         if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
             raise bad_request(
@@ -182,6 +187,38 @@ def read_stops(body: Fields, name: str) -> tuple[str, ...]:
                 body.param(name),
             )
     return tuple(clean(stop) for stop in stops)
+
+
+def skipped_tool(kind: Any) -> str:
+    """The warning for a tool that this server cannot offer: it runs elsewhere, or nobody knows it here."""
+    return f"tools of type {show(kind)} are skipped: they do not run on this server"
+
+
+def check_hosted_alone(body: Fields, tools: Sequence[Tool]) -> None:
+    """Refuse a request all of whose tools were skipped: the model would answer from memory in the place of a search.
+
+    Raises `ApiError` 400, unless no tool may be called anyway.
+    """
+    kinds = [entry.get("type") for entry in body.objects("tools")]
+    choice = body.get("tool_choice")
+    none = choice == "none" or (isinstance(choice, Mapping) and choice.get("type") == "none")
+    if kinds and not tools and not none:
+        raise bad_request(
+            f"tools has nothing but {show(kinds[0])}, which does not run on this server. Leave it out, or turn it off in your "
+            "client (its permissions or its web search setting).",
+            "tools[0].type",
+            "unsupported_value",
+        )
+
+
+def found_later_last(tools: Sequence[Tool], later: Sequence[str]) -> list[Tool]:
+    """The tools in the order sent, but those of `later` (names in the order they were found) behind all others.
+
+    A client that finds tools on the way puts them into the middle of its list; the prompt, which begins with the tools, would
+    be another one from there on.
+    """
+    place = {name: number for number, name in enumerate(dict.fromkeys(later), 1)}
+    return sorted(tools, key=lambda tool: place.get(tool.name, 0))
 
 
 def read_effort(word: str | None, field: str) -> tuple[Effort | None, str | None]:

@@ -1,4 +1,4 @@
-"""The one model, as `GET /v1/models` and `GET /v1/models/{id}` show it, in OpenAI's and in Anthropic's shape."""
+"""The one model, as `GET /v1/models` and `GET /v1/models/{id}` show it: OpenAI's and Anthropic's fields together."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from pooled_mlx.core.ports import ModelInfo
 ALIAS = "pooled"
 
 
-def models_list(info: ModelInfo, *, anthropic: bool) -> dict[str, Any]:
-    """The list, with its one entry."""
-    entry = _entry(info, anthropic)
-    if anthropic:
-        return {"data": [entry], "has_more": False, "first_id": entry["id"], "last_id": entry["id"]}
-    return {"object": "list", "data": [entry]}
+def models_list(info: ModelInfo) -> dict[str, Any]:
+    """The list, with its one entry. It has the fields of both shapes: some clients ask for one with the other's headers."""
+    entry = _entry(info)
+    return {"object": "list", "data": [entry], "has_more": False, "first_id": entry["id"], "last_id": entry["id"]}
 
 
-def one_model(info: ModelInfo, model_id: str, *, anthropic: bool) -> dict[str, Any]:
+def one_model(info: ModelInfo, model_id: str) -> dict[str, Any]:
     """The entry of `model_id`: the public id, or `pooled`. Raises `ApiError` 404 for any other."""
     if model_id not in (info.public_id, ALIAS):
         raise ApiError(
@@ -28,16 +26,20 @@ def one_model(info: ModelInfo, model_id: str, *, anthropic: bool) -> dict[str, A
             param="model",
             code="model_not_found",
         )
-    return _entry(info, anthropic)
+    return _entry(info)
 
 
-def _entry(info: ModelInfo, anthropic: bool) -> dict[str, Any]:
-    context = {
+def _entry(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "id": info.public_id,
+        "object": "model",
+        "created": info.created,
+        "owned_by": "pooled",
+        "type": "model",
+        "display_name": info.label,
+        "created_at": datetime.fromtimestamp(info.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "max_model_len": info.context_tokens,
         "context_length": info.context_tokens,
         "max_context_length": info.context_tokens,
+        "thinking": info.thinks,
     }
-    if anthropic:
-        created = datetime.fromtimestamp(info.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {"type": "model", "id": info.public_id, "display_name": info.label, "created_at": created, **context}
-    return {"id": info.public_id, "object": "model", "created": info.created, "owned_by": "pooled", **context}

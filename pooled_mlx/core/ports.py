@@ -32,13 +32,15 @@ class Prepared:
     """A request that passed every check and may be queued.
 
     `max_output_tokens` is final: request, default, cap and the context left are all in it. `unenforced` lists what a
-    non-strict schema asks for and the grammar cannot enforce (header `x-pooled-unenforced`). `payload` is the engine's own.
+    schema of a format asks for and the grammar cannot enforce, `tool_notes` says the same of tools, a sentence each: see
+    `core.notices`. `payload` is the engine's own.
     """
 
     request: Request
     prompt_tokens: int
     max_output_tokens: int
     unenforced: tuple[str, ...] = ()
+    tool_notes: tuple[str, ...] = ()
     payload: Any = None
 
 

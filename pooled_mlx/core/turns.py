@@ -28,6 +28,8 @@ def arrange_turns(turns: Iterable[Turn]) -> tuple[Turn, ...]:
             text = neutralise(turn.text)
             if not text and (turn.text or arranged):
                 continue
+            if text != turn.text and not arranged and text in leading:
+                continue  # one more of the blocks that a client adds on every turn: they all have one place
             if not arranged:
                 leading.append(text)
             elif arranged[-1].role in ("user", "tool") and not waiting:

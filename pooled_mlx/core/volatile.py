@@ -12,12 +12,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class VolatileRule:
-    """`pattern` is looked for only where `mark` is in the text, and replaced by `fixed` (may refer to groups)."""
+    """`pattern` is looked for only where `mark` is in the text, and replaced by `fixed` (may refer to groups).
+
+    Clients that add a line of this kind on every turn and keep the old ones get one for a row of them.
+    """
 
     name: str
     mark: str
     pattern: re.Pattern[str]
     fixed: str
+
+    @property
+    def row(self) -> re.Pattern[str]:
+        """All of a row but its last."""
+        one = self.pattern.pattern
+        return re.compile(rf"(?:{one}\s*)+(?={one})", self.pattern.flags)
 
 
 RULES: tuple[VolatileRule, ...] = (
@@ -48,5 +57,7 @@ def neutralise(text: str) -> str:
     """System text with its volatile parts replaced."""
     for rule in RULES:
         if rule.mark in text:
+            if rule.fixed:  # a row of them counts once, however many turns have added theirs
+                text = rule.row.sub("", text)
             text = rule.pattern.sub(rule.fixed, text)
     return text

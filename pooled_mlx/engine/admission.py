@@ -21,6 +21,7 @@ from pooled_mlx.engine.reasons import PromptFacts, prompt_facts
 from pooled_mlx.engine.replay_script import ScriptedAnswer, ScriptedAnswers
 from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.sampler import MAX_TOP_K, SamplingParameters
+from pooled_mlx.grammar.answer import AnswerGrammar
 from pooled_mlx.grammar.match import CompiledGrammar, Constraint
 from pooled_mlx.text.answer_stream import AnswerStream
 from pooled_mlx.text.tokens import TokenTable
@@ -82,11 +83,12 @@ class Admission:
         if not fit.ok:
             raise bad_request(f"T{fit.refusal()[1:]}.", code="context_length_exceeded")
         script = self._script.answer(request) if self._script is not None else None
-        grammar, unenforced = None, ()
+        held = AnswerGrammar(None)
         if script is None or not script.line.free:
-            grammar, unenforced = self._grammar(request, prompt)
+            held = self._grammar(request, prompt)
         facts = prompt_facts(request, prompt.ids, head=prompt.head, system_end=prompt.system_end, turns=prompt.turns)
-        return Prepared(request, count, most, unenforced, Payload(prompt, facts, left < asked, grammar, script))
+        payload = Payload(prompt, facts, left < asked, held.compiled, script)
+        return Prepared(request, count, most, held.unenforced, held.warnings, payload)
 
     def row(self, prepared: Prepared, channel: Channel, plan: MemoryPlan) -> Row:
         """The row of a prepared request."""
@@ -129,7 +131,7 @@ class Admission:
             raise prompt_too_long(count, context_tokens if count > context_tokens else most)
         return prompt
 
-    def _grammar(self, request: Request, prompt: Prompt) -> tuple[CompiledGrammar | None, tuple[str, ...]]:
+    def _grammar(self, request: Request, prompt: Prompt) -> AnswerGrammar:
         grammars = self._grammars()
         if grammars is None:
             if request.response_format.kind != "text" or request.tool_choice.mode in ("required", "named"):
@@ -138,7 +140,7 @@ class Admission:
                     "available. Choose a model with a tokenizer.json.",
                     "response_format" if request.response_format.kind != "text" else "tool_choice",
                 )
-            return None, ()
+            return AnswerGrammar(None)
         return grammars.compile(request, prompt.tools, reasoning_open=prompt.reasoning_open)
 
     def _thinking_budget(self, prepared: Prepared) -> int | None:

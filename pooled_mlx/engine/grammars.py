@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pooled_mlx.chat_formats.base import ChatFormat
 from pooled_mlx.core.request import Request, Tool
-from pooled_mlx.grammar.answer import answer_grammar
-from pooled_mlx.grammar.match import CompiledGrammar, Compiler, GrammarTokenizer
+from pooled_mlx.grammar.answer import AnswerGrammar, answer_grammar
+from pooled_mlx.grammar.match import Compiler, GrammarTokenizer
 
 _log = logging.getLogger("pooled.grammar")
 
@@ -37,14 +37,9 @@ class Grammars:
             _log.warning("%s cannot be used with grammars (%s): calls are not held to their schemas", path, error)
             return None
 
-    def compile(
-        self, request: Request, tools: tuple[Tool, ...], *, reasoning_open: bool
-    ) -> tuple[CompiledGrammar | None, tuple[str, ...]]:
-        """The grammar of a request's answer, None where it needs none, and what that grammar does not enforce.
+    def compile(self, request: Request, tools: tuple[Tool, ...], *, reasoning_open: bool) -> AnswerGrammar:
+        """The grammar of a request's answer, and what it does not enforce.
 
         `tools` are the request's tools in the order of the prompt. Raises `ApiError` (400).
         """
-        answer = answer_grammar(request, self._format, self._compiler, tools, reasoning_open=reasoning_open)
-        for warning in answer.warnings:
-            _log.warning("request %s: %s", request.id, warning)
-        return answer.compiled, answer.unenforced
+        return answer_grammar(request, self._format, self._compiler, tools, reasoning_open=reasoning_open)

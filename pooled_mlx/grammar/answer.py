@@ -46,8 +46,7 @@ class AnswerGrammar:
     """The grammar of one answer.
 
     `text` is None where the request needs none. `compiled` is set where a `Compiler` was given. `unenforced` are the keywords
-    of a format that nothing enforces, as ASCII text for the header `x-pooled-unenforced`. `warnings` are for the log and name
-    tool and keyword; a grammar that was made before has none, because they were given then.
+    of a format that nothing enforces, as ASCII text for a header. `warnings` are for the log and name tool and keyword.
     """
 
     text: str | None
@@ -87,7 +86,7 @@ def answer_grammar(
     names = {tool.name for tool in request.callable_tools}
     offered = tuple(tool for tool in listed if tool.name in names)
     made = _make(request, chat_format, tokens, offered, reasoning_open)
-    tokens.memo.put(key, replace(made, warnings=()), len(made.text or ""))
+    tokens.memo.put(key, made, len(made.text or ""))
     return made
 
 

@@ -17,7 +17,7 @@ from pooled_mlx.api.routes import CountRoute, ExtraRoute
 from pooled_mlx.core.errors import ApiError, ErrorKind, engine_failed
 from pooled_mlx.core.ports import Engine
 from pooled_mlx.server.context import RequestState, ServerContext, attach_state, current_state, error_response
-from pooled_mlx.server.guard import RequestHead, body_too_large, check_head, read_head
+from pooled_mlx.server.guard import RequestHead, body_too_large, check_head, cors_headers, preflight, read_head
 from pooled_mlx.server.hooks import Hooks
 from pooled_mlx.server.link import ClientGone, ClientStalled, Link
 from pooled_mlx.server.routes import add_routes
@@ -91,8 +91,10 @@ class _Front:
         port = (scope.get("server") or ("", 0))[1] or 0
         head = read_head(scope.get("method", "GET"), scope["path"], port, scope["headers"])
         state = RequestState(uuid.uuid4().hex, head)
+        allowed = None
         try:
-            state.authorized = check_head(head, self._context.settings)
+            allowed = preflight(head, self._context.settings)
+            state.authorized = allowed is not None or check_head(head, self._context.settings)
             if scope["type"] != "http":
                 raise ApiError(ErrorKind.NOT_FOUND, "WebSockets are not served here. Use plain HTTP requests.")
             refusal = None
@@ -100,18 +102,29 @@ class _Front:
             logger.info("refused %s %.100r: %s", head.method, head.path, error.code or error.kind.name.lower())
             refusal = error
         if scope["type"] == "http":
-            await self._http(scope, receive, send, state, refusal)
+            await self._http(scope, receive, send, state, refusal, allowed)
         elif refusal is not None:
             await self._websocket(scope, send, state, refusal)
 
-    async def _http(self, scope: Any, receive: Any, send: Any, state: RequestState, refusal: ApiError | None) -> None:
+    async def _http(
+        self,
+        scope: Any,
+        receive: Any,
+        send: Any,
+        state: RequestState,
+        refusal: ApiError | None,
+        allowed: Mapping[str, str] | None,
+    ) -> None:
         request_id = f"req_{state.id}"
         headers = {"x-request-id": request_id, "request-id": request_id, "x-content-type-options": "nosniff"}
+        headers |= cors_headers(state.head, self._context.settings)
         link = Link(receive, send, self._context.settings, has_body=state.head.has_body, extra_headers=headers)
         self._context.links.add(link)
         attach_state(scope, state)
         try:
-            if refusal is None:
+            if allowed is not None:
+                await link.refuse(204, allowed, b"")
+            elif refusal is None:
                 await self._app(scope, link.receive, link.send)
             else:
                 await link.refuse(*self._render(state.head, refusal))

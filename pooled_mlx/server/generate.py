@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from quart import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -15,6 +15,8 @@ from pooled_mlx.api.body import decode_json
 from pooled_mlx.api.edge import Edge, Header, Parsed
 from pooled_mlx.api.routes import CountRoute, ParseBody
 from pooled_mlx.core.errors import ApiError, bad_request, engine_failed
+from pooled_mlx.core.notices import Notice, header_text, ignored_fields, log_lines, not_enforced, skipped
+from pooled_mlx.core.notices import headers as notice_headers
 from pooled_mlx.core.ports import Prepared
 from pooled_mlx.server.context import RequestState, ServerContext, current_state, error_response, json_response, shutting_down
 from pooled_mlx.server.exchange import EventStream, Exchange, collect
@@ -23,7 +25,6 @@ from pooled_mlx.server.request_log import RequestRecord, client_label
 
 logger = logging.getLogger("pooled.server")
 
-_HEADER_CHARACTERS = 2000
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -57,9 +58,9 @@ class GenerateHandler:
         context = self._context
         try:
             pieces = await read_body(context)
-            parsed, prepared = await context.work(self._prepare, pieces, state.id, record.client)
-            for warning in parsed.warnings:
-                context.warn_once(record.client, warning)
+            parsed, prepared, notices = await context.work(self._prepare, pieces, state.id, record.client)
+            for line in log_lines(notices):
+                context.warn_once(record.client, line)
             if context.stopping:
                 raise shutting_down()
             generation = context.engine.submit(prepared)
@@ -77,26 +78,29 @@ class GenerateHandler:
             exchange.watch = context.hooks.watch(self._api)
         header = Header(context.engine.model.public_id, int(time.time()), prepared.prompt_tokens)
         if parsed.stream:
-            return self._stream(exchange, parsed, prepared, header)
-        return await self._whole(exchange, parsed, prepared, header)
+            return self._stream(exchange, parsed, notices, header)
+        return await self._whole(exchange, parsed, notices, header)
 
-    def _prepare(self, pieces: list[bytes], request_id: str, client: str) -> tuple[Parsed, Prepared]:
-        parsed = self._edge.parse(decode_json(b"".join(pieces)), request_id=request_id, client=client)
-        return parsed, self._context.engine.prepare(replace(parsed.request, api=self._api))
+    def _prepare(self, pieces: list[bytes], request_id: str, client: str) -> tuple[Parsed, Prepared, list[Notice]]:
+        body = decode_json(b"".join(pieces))
+        parsed = self._edge.parse(body, request_id=request_id, client=client)
+        prepared = self._context.engine.prepare(replace(parsed.request, api=self._api))
+        notices = [*ignored_fields(body), *skipped(parsed.warnings), *not_enforced(prepared.unenforced, prepared.tool_notes)]
+        return parsed, prepared, notices
 
-    def _stream(self, exchange: Exchange, parsed: Parsed, prepared: Prepared, header: Header) -> Response:
+    def _stream(self, exchange: Exchange, parsed: Parsed, notices: Sequence[Notice], header: Header) -> Response:
         renderer = self._edge.renderer(parsed, header)
         body = EventStream(exchange, renderer, self._context.settings.keep_alive_seconds)
         response = Response(body, content_type="text/event-stream; charset=utf-8")
         response.timeout = None
-        response.headers.update({**_STREAM_HEADERS, **_unenforced(prepared)})
+        response.headers.update({**_STREAM_HEADERS, **notice_headers(notices)})
         return response
 
-    async def _whole(self, exchange: Exchange, parsed: Parsed, prepared: Prepared, header: Header) -> Response:
+    async def _whole(self, exchange: Exchange, parsed: Parsed, notices: Sequence[Notice], header: Header) -> Response:
         answer = await collect(exchange)
-        headers = _unenforced(prepared)
+        headers = notice_headers(notices)
         if answer.cache_note:
-            headers["x-pooled-cache"] = _header_text(answer.cache_note)
+            headers["x-pooled-cache"] = header_text(answer.cache_note)
         return json_response(self._edge.whole(parsed, header, answer), headers=headers)
 
     def _write(self, record: RequestRecord) -> None:
@@ -150,12 +154,3 @@ async def read_body(context: ServerContext) -> list[bytes]:
     except TimeoutError:
         raise bad_request(f"The body did not arrive within {seconds:g} seconds.") from None
     return pieces
-
-
-def _unenforced(prepared: Prepared) -> dict[str, Any]:
-    return {"x-pooled-unenforced": _header_text(", ".join(prepared.unenforced))} if prepared.unenforced else {}
-
-
-def _header_text(text: str) -> str:
-    printable = text.encode("ascii", "backslashreplace").decode()
-    return "".join(character if character.isprintable() else " " for character in printable)[:_HEADER_CHARACTERS]

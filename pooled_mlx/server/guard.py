@@ -13,6 +13,9 @@ from pooled_mlx.server.settings import ServerSettings
 _OPEN_PATHS = frozenset({"/", "/health"})
 """Answer without the token: the status page holds no data, and `/health` then says only yes or no."""
 
+_EXPOSED = "x-request-id, request-id, retry-after, x-should-retry, x-pooled-cache, x-pooled-unenforced, x-pooled-ignored"
+_LONGEST_ASKED = 2000
+
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
@@ -46,7 +49,7 @@ def read_head(method: str, path: str, port: int, headers: Iterable[tuple[bytes, 
 def check_head(head: RequestHead, settings: ServerSettings) -> bool:
     """True when the request is authorized, False when its path may be answered without the token it lacks.
 
-    Raises `ApiError` 403 (host, origin, body not declared JSON), 401 (token), 413 (size), 404 (no path) or 400 (encoding).
+    Raises `ApiError` 403 (host, origin), 401 (token), 415 (body not declared JSON), 413 (size), 404 (no path), 400 (encoding).
     """
     _check_host(head, settings)
     _check_origin(head, settings)
@@ -62,6 +65,31 @@ def check_head(head: RequestHead, settings: ServerSettings) -> bool:
     if head.has_body:
         _check_body(head, settings)
     return authorized
+
+
+def cors_headers(head: RequestHead, settings: ServerSettings) -> dict[str, str]:
+    """What an answer to a page of an allowed origin carries, so that its browser hands it over; {} for all other requests."""
+    origin = head.headers.get("origin", "").strip()
+    if not origin or origin not in settings.allow_origins:
+        return {}
+    return {"access-control-allow-origin": origin, "access-control-expose-headers": _EXPOSED, "vary": "Origin"}
+
+
+def preflight(head: RequestHead, settings: ServerSettings) -> dict[str, str] | None:
+    """The headers of the 204 for a browser that asks whether it may send a request, None where this is no such question.
+
+    It stands before the token: browsers send none with it. Raises `ApiError` 403 (host, origin).
+    """
+    if head.method != "OPTIONS" or "access-control-request-method" not in head.headers or not cors_headers(head, settings):
+        return None
+    _check_host(head, settings)
+    _check_origin(head, settings)
+    allowed = {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
+    if asked := head.headers.get("access-control-request-headers", "").strip():
+        allowed["access-control-allow-headers"] = asked[:_LONGEST_ASKED]
+    if head.headers.get("access-control-request-private-network", "").strip().lower() == "true":
+        allowed["access-control-allow-private-network"] = "true"
+    return allowed
 
 
 def _check_host(head: RequestHead, settings: ServerSettings) -> None:
@@ -103,7 +131,7 @@ def _check_body(head: RequestHead, settings: ServerSettings) -> None:
     media_type = head.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(
-            ErrorKind.FORBIDDEN,
+            ErrorKind.UNSUPPORTED_MEDIA,
             f"The body must be declared as JSON (Content-Type: application/json), not {media_type[:100] or 'undeclared'!r}.",
             code="content_type_not_json",
         )

@@ -30,7 +30,7 @@ _NOT_SERVED = {
 def add_routes(
     app: Quart, context: ServerContext, counts: Sequence[CountRoute] = (), extras: Sequence[ExtraRoute] = ()
 ) -> None:
-    """Register everything on `app`. OPTIONS is answered by nobody: there are no CORS headers to give."""
+    """Register everything on `app`. OPTIONS is answered before routing, for allowed origins only."""
     for path, edge in context.edges.items():
         _add(app, "POST", path, GenerateHandler(context, path.removeprefix("/v1/").replace("/", "_"), edge))
     for count in counts:
@@ -41,10 +41,10 @@ def add_routes(
         _add_not_served(app, path, advice)
 
     async def models() -> Response:
-        return json_response(models_list(context.engine.model, anthropic=current_state().head.anthropic))
+        return json_response(models_list(context.engine.model))
 
     async def model(model_id: str) -> Response:
-        return json_response(one_model(context.engine.model, model_id, anthropic=current_state().head.anthropic))
+        return json_response(one_model(context.engine.model, model_id))
 
     async def health() -> Response:
         facts = {**context.hooks.health(), **context.engine.health()}

@@ -213,7 +213,10 @@ def test_not_supported(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", UNSUPPORTED)
 @pytest.mark.parametrize("neutral", [None, False, 0, 0.0, [], {}])
 def test_neutral_values_of_unsupported_fields_are_accepted(name: str, neutral: Any) -> None:
-    assert request(**{name: neutral}).turns
+    if name == "web_search_options" and neutral == {}:
+        assert refused(web_search_options={}).param == name  # an empty object switches a search on
+    else:
+        assert request(**{name: neutral}).turns
 
 
 def test_one_answer_is_accepted() -> None:
@@ -340,7 +343,17 @@ def test_malformed_tool_choice(value: Any) -> None:
 
 def test_a_required_call_needs_a_tool() -> None:
     assert refused(tool_choice="required").param == "tool_choice"
-    assert refused(tool_choice="required", tools=[{"type": "web_search"}]).param == "tool_choice"
+    assert refused(tool_choice="required", tools=[{"type": "web_search"}]).param == "tools[0].type"
+
+
+def test_tools_that_all_run_elsewhere_are_refused() -> None:
+    hosted = [{"type": "web_search"}, {"type": "code_interpreter"}]
+    error = refused(tools=hosted)
+    assert error.param == "tools[0].type"
+    assert "web_search" in error.message
+    assert [tool.name for tool in request(tools=[*hosted, function("f")]).tools] == ["f"]
+    assert request(tools=hosted, tool_choice="none").tools == ()
+    assert request(tools=[]).tools == ()
 
 
 def test_parallel_tool_calls() -> None:

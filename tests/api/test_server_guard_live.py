@@ -67,7 +67,7 @@ async def test_forms_of_a_web_page_are_refused() -> None:
     async with running() as live:
         for media_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
             response = await live.http.post(CHAT, content=chat_body(), headers={"content-type": media_type})
-            assert response.status_code == 403
+            assert response.status_code == 415
             assert "Content-Type: application/json" in response.json()["error"]["message"]
         assert live.engine.requests == []
 

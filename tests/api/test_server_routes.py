@@ -47,6 +47,10 @@ async def test_models_in_openai_shape() -> None:
             "object": "model",
             "created": 1_760_000_000,
             "owned_by": "pooled",
+            "type": "model",
+            "display_name": "Fake 1B",
+            "created_at": "2025-10-09T08:53:20Z",
+            "thinking": False,
             "max_model_len": 32_768,
             "context_length": 32_768,
             "max_context_length": 32_768,
@@ -68,6 +72,15 @@ async def test_models_in_anthropic_shape(headers: dict[str, str]) -> None:
         assert entry["created_at"] == "2025-10-09T08:53:20Z"
         assert entry["max_model_len"] == 32_768
         assert (await live.http.get("/v1/models/pooled", headers=headers)).json() == entry
+
+
+async def test_both_shapes_are_one_whichever_key_comes() -> None:
+    async with running(edges=BOTH) as live:
+        for path in ("/v1/models", "/v1/models/pooled"):
+            answers = [(await live.http.get(path, headers=headers)).json() for headers in ({}, ANTHROPIC, {"x-api-key": "k"})]
+            assert answers[0] == answers[1] == answers[2]
+        assert (await live.http.get("/v1/models/nothing", headers=ANTHROPIC)).json()["type"] == "error"
+        assert "error" in (await live.http.get("/v1/models/nothing")).json()
 
 
 async def test_the_anthropic_sdk_reads_the_models() -> None:
@@ -233,7 +246,7 @@ async def test_one_log_line_for_each_request(caplog: pytest.LogCaptureFixture) -
 
 
 async def test_warnings_once_for_each_client(caplog: pytest.LogCaptureFixture) -> None:
-    body = {**USER, "tools": [{"type": "web_search"}]}
+    body = {**USER, "tools": [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}]}
     async with running() as live:
         for agent in ("a/1", "a/2", "b/1"):
             assert (await live.http.post(CHAT, json=body, headers={"user-agent": agent})).status_code == 200

@@ -145,7 +145,7 @@ def test_the_same_request_is_made_once() -> None:
     one = answer_grammar(request(tools=(tool,)), HERMES, compiler)
     other = answer_grammar(replace(request(tools=(tool,)), id="other"), HERMES, compiler)
     assert one.warnings
-    assert other.warnings == ()
+    assert other.warnings == one.warnings  # who is told of them, and how often, is decided where answers are sent
     assert other.compiled is one.compiled
     assert answer_grammar(request(tools=(tool,)), XML, compiler).text != one.text
 

@@ -191,9 +191,9 @@ def test_display_omitted_is_an_option_of_rendering() -> None:
 def test_tools_and_choices() -> None:
     hosted = [{"type": "bash_20250124", "name": "bash"}, {"type": "web_search_20250305", "name": "web_search"}]
     got = parsed(tools=[READ | {"cache_control": {}, "defer_loading": True}, *hosted, {"type": "custom", "name": "noop"}])
-    assert [tool.name for tool in got.request.tools] == ["read_file", "noop"]
-    assert got.request.tools[0].parameters == READ["input_schema"]
-    assert got.request.tools[1].parameters is None
+    assert [tool.name for tool in got.request.tools] == ["noop", "read_file"]  # a deferred tool comes last
+    assert got.request.tools[1].parameters == READ["input_schema"]
+    assert got.request.tools[0].parameters is None
     assert len(got.warnings) == 2
     for choice, expected in (
         ({"type": "auto"}, ToolChoice()),
@@ -241,7 +241,7 @@ def test_tools_and_choices() -> None:
         ({"temperature": 1.5}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 0}, "top_k"),
-        ({"stop_sequences": ["a"] * 5}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"stop_sequences": ["x" * 65]}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
@@ -271,6 +271,7 @@ def test_sampling_and_limits() -> None:
     assert parse(top_p=9.9, metadata={"user_id": "u"}, mcp_servers=[], context_management={}, safeguards=[]) == parse()
     assert parse(max_tokens=1_000_000).max_output_tokens == 65_536
     assert parse(stop_sequences=["ZZZ"]).stop == ("ZZZ",)
+    assert len(parse(stop_sequences=[f"s{n}" for n in range(16)]).stop) == 16
 
 
 def test_formats() -> None:
@@ -303,3 +304,34 @@ def test_lone_surrogates_become_replacement_characters_and_nul_stays() -> None:
     assert parse(messages=[{"role": "user", "content": "a\ud800b\0c"}]).turns[0].text == "a\ufffdb\0c"
     call = {"type": "tool_use", "id": "c", "name": "f", "input": {"x": "\udfff"}}
     assert assistant(call).request.turns[1].tool_calls[0].arguments == '{"x":"\ufffd"}'
+
+
+def test_tools_that_a_search_found_come_behind_the_others_in_the_order_of_finding() -> None:
+    def tool(name: str, **more: object) -> dict[str, object]:
+        return {"name": name, "input_schema": {"type": "object"}, **more}
+
+    def found(*names: str) -> list[dict[str, object]]:
+        references = [{"type": "tool_reference", "tool_name": name} for name in names]
+        call = {"type": "tool_use", "id": "t1", "name": "search", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "t1", "content": references}
+        return [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ]
+
+    before = parsed(tools=[tool("a"), tool("search"), tool("z")]).request.tools
+    after = parsed(
+        messages=found("m", "b"),
+        tools=[tool("a"), tool("b"), tool("m"), tool("p", defer_loading=True), tool("search"), tool("z")],
+    )
+    assert [one.name for one in before] == ["a", "search", "z"]
+    assert [one.name for one in after.request.tools] == ["a", "search", "z", "m", "b", "p"]
+
+
+def test_tools_that_all_run_at_anthropic_are_refused() -> None:
+    with pytest.raises(ApiError) as refused:
+        parsed(tools=[{"type": "web_search_20250305", "name": "web_search"}])
+    assert refused.value.param == "tools[0].type"
+    assert "web_search_20250305" in refused.value.message
+    assert parsed(tools=[{"type": "web_search_20250305", "name": "w"}], tool_choice={"type": "none"}).request.tools == ()

@@ -260,7 +260,7 @@ def test_effort(reasoning: Any, expected: Thinking) -> None:
         ({"input": [5]}, "input[0]"),
         ({"input": [{"role": "banana", "content": "x"}]}, "input[0].role"),
         ({"input": [{"type": "hologram"}]}, "input[0].type"),
-        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "invented", "encrypted_content": "x"}]}, "input[0].type"),
         ({"input": [{}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "item_reference", "id": "gone"}]}, "input[0].id"),
@@ -373,3 +373,37 @@ def test_counting() -> None:
     edge = ResponsesEdge()
     assert edge.parse_count({"input": "hi"}, request_id="r1", client="test").request == parse()
     assert edge.count(5) == {"object": "response.input_tokens", "input_tokens": 5}
+
+
+def test_a_clients_own_items_are_notes() -> None:
+    user = {"type": "message", "role": "user", "content": "go on"}
+    items = [
+        {"type": "message", "role": "user", "content": "first"},
+        {"type": "compaction_trigger"},
+        {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAA"},
+        {"type": "ghost_snapshot", "ghost_commit": {"id": "abc"}},
+        {"type": "agent_message", "content": [{"type": "output_text", "text": "The other agent is done."}]},
+        {"type": "compaction", "summary": [{"type": "summary_text", "text": "So far: nothing."}]},
+        user,
+    ]
+    got = parse(input=items)
+    words = "\n\n".join(turn.text for turn in got.turns)
+    assert all(part in words for part in ("first", "The other agent is done.", "So far: nothing.", "go on"))
+    assert [turn.role for turn in got.turns] == ["user", "user"]
+
+
+def test_deferred_tools_come_last_and_tools_of_later_items_behind_them() -> None:
+    def function(name: str, **more: object) -> dict[str, object]:
+        return {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}, **more}
+
+    later = {"type": "additional_tools", "tools": [function("found")]}
+    user = {"type": "message", "role": "user", "content": "hi"}
+    tools = [function("b", defer_loading=True), function("a"), function("c")]
+    assert [tool.name for tool in parse(input=[user, later], tools=tools).tools] == ["a", "c", "b", "found"]
+
+
+def test_tools_that_all_run_at_openai_are_refused() -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(tools=[{"type": "web_search"}])
+    assert refused.value.param == "tools[0].type"
+    assert parse(tools=[{"type": "web_search"}], tool_choice="none").tools == ()

@@ -211,6 +211,7 @@ def test_the_request_is_repeated_in_the_response() -> None:
             reasoning={"effort": "low"},
             text={"verbosity": "low"},
             temperature=0.5,
+            top_p=0.3,
             max_output_tokens=99,
             metadata={"a": "b"},
             store=False,
@@ -222,7 +223,8 @@ def test_the_request_is_repeated_in_the_response() -> None:
     assert body["tools"] == [READ]
     assert body["tool_choice"] == "required"
     assert body["reasoning"] == {"effort": "low"}
-    assert body["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+    assert body["text"] == {"format": {"type": "text"}}  # what is ignored is not said to be in force
+    assert body["top_p"] is None
     assert (body["temperature"], body["max_output_tokens"], body["store"], body["metadata"]) == (0.5, 99, False, {"a": "b"})
     assert (body["error"], body["incomplete_details"], body["truncation"]) == (None, None, "disabled")
 

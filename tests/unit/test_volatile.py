@@ -80,3 +80,30 @@ def test_system_prompt_of_volatile_text_alone_is_no_system_prompt() -> None:
     assert arrange_turns([Turn("system", HEADER), Turn("user", "hi")]) == (Turn("user", "hi"),)
     assert arrange_turns([Turn("system", ""), Turn("user", "hi")]) == (Turn("system", ""), Turn("user", "hi"))
     assert arrange_turns([Turn("user", "hi"), Turn("system", HEADER)]) == (Turn("user", "hi"),)
+
+
+COUNTDOWNS = [f"<total_tokens>{left} tokens left</total_tokens>" for left in (900_000, 812_345, 7)]
+
+
+@pytest.mark.parametrize("separator", ["\n", "\n\n", " "])
+def test_counters_that_pile_up_in_one_text_are_one(separator: str) -> None:
+    texts = [neutralise("Sys." + separator + separator.join(COUNTDOWNS[:count])) for count in (1, 2, 3)]
+    assert texts[0] == texts[1] == texts[2]
+    usage = [f"Token usage: {n}/200000; {200000 - n} remaining" for n in (1, 2, 3)]
+    assert neutralise("\n".join(usage)) == neutralise(usage[0])
+
+
+def test_counter_blocks_that_pile_up_turn_by_turn_leave_the_system_prompt_as_it_is() -> None:
+    """A client that adds one block a turn to its top-level system list, and keeps the old ones."""
+    prompts = [
+        arrange_turns([Turn("system", "Sys."), *(Turn("system", text) for text in COUNTDOWNS[:count]), Turn("user", "hi")])
+        for count in (1, 2, 3)
+    ]
+    assert prompts[0] == prompts[1] == prompts[2]
+    same = [Turn("system", "Sys."), Turn("system", "Be brief."), Turn("system", "Be brief."), Turn("user", "hi")]
+    assert arrange_turns(same)[0].text == "Sys.\n\nBe brief.\n\nBe brief."
+
+
+def test_user_text_with_a_row_of_counters_stays_untouched() -> None:
+    words = "\n".join(COUNTDOWNS)
+    assert arrange_turns([Turn("system", "Sys."), Turn("user", words)])[1].text == words

@@ -10,6 +10,7 @@ from pooled_mlx.api.chat_completions.tools import read_response_format, read_too
 from pooled_mlx.api.common import (
     EFFORTS,
     Fields,
+    check_hosted_alone,
     check_turns,
     is_unset,
     read_output_limit,
@@ -48,6 +49,8 @@ def parse_body(raw: Any, *, request_id: str, client: str) -> Parsed:
     body = Fields(raw)
     body.text("model")
     body.refuse(_REFUSED)
+    if body.get("web_search_options") == {}:  # an empty object switches it on
+        body.refuse_field("web_search_options", _REFUSED["web_search_options"])
     if not is_unset(body.get("n")) and body.get("n") != 1:
         raise bad_request(
             f"n is {show(body.get('n'))}, but this server gives one answer per request. Send n: 1 or leave it out.",
@@ -56,6 +59,7 @@ def parse_body(raw: Any, *, request_id: str, client: str) -> Parsed:
         )
     turns = arrange_turns(read_messages(body))
     tools, warnings = read_tools(body)
+    check_hosted_alone(body, tools)
     check_turns(turns, tools, "messages")
     request = Request(
         id=request_id,

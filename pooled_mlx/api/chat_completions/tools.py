@@ -13,6 +13,7 @@ from pooled_mlx.api.common import (
     read_function_tool,
     read_schema,
     show,
+    skipped_tool,
 )
 from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import ResponseFormat, Tool, ToolChoice
@@ -35,7 +36,7 @@ def read_tools(body: Fields) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
                 "unsupported_value",
             )
         if kind not in (None, "function"):
-            warnings[f"tool type {show(kind)} does not run on this server and was skipped"] = None
+            warnings[skipped_tool(kind)] = None
             continue
         function = entry.object("function")
         if function is None:

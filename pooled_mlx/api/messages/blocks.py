@@ -17,11 +17,13 @@ _HOSTED = frozenset({"container_upload", "mcp_tool_listing", "fallback"})
 
 @dataclass(slots=True)
 class History:
-    """What a list of messages amounts to: turns, tools that arrived among them, and things worth one warning."""
+    """What a list of messages amounts to: turns, tools that arrived or were found in them, and things worth one warning."""
 
     turns: list[Turn] = field(default_factory=list[Turn])
     tools: list[Tool] = field(default_factory=list[Tool])
     warnings: list[str] = field(default_factory=list[str])
+    found: list[str] = field(default_factory=list[str])
+    """The tools that the client's search has found, in order."""
 
     def warn(self, text: str) -> None:
         """Note a warning once."""
@@ -97,7 +99,8 @@ def _user_text(kind: str, block: Fields, history: History) -> str:
     if kind in ("image", "document"):
         return omitted(kind)
     if kind == "tool_reference":
-        return f"[tool {block.required_text('tool_name')} is loaded]"
+        history.found.append(block.required_text("tool_name"))
+        return f"[tool {history.found[-1]} is loaded]"
     return _skip(kind, block, history)
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pooled_mlx.api.common import (
     MAX_FORMAT_CHARACTERS,
     Fields,
+    check_hosted_alone,
     check_tool_choice,
     check_tools,
     check_turns,
+    found_later_last,
     name_tool_results,
     read_effort,
     read_function_tool,
@@ -18,6 +20,7 @@ from pooled_mlx.api.common import (
     read_schema,
     read_stops,
     show,
+    skipped_tool,
 )
 from pooled_mlx.api.edge import Parsed
 from pooled_mlx.api.messages.blocks import History, read_messages, read_system
@@ -25,6 +28,8 @@ from pooled_mlx.api.messages.threads import MessageThread
 from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import Request, ResponseFormat, Thinking, Tool, ToolChoice
 from pooled_mlx.core.turns import arrange_turns
+
+_MAX_STOPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ def parse_messages(body: Fields, *, request_id: str, client: str, counting: bool
     history = read_messages(body)
     tools = [*_read_tools(body, history), *history.tools]
     check_tools(tools)
+    check_hosted_alone(body, tools)
     choice, parallel = _read_tool_choice(body)
     check_tool_choice(choice, tools)
     turns = arrange_turns(name_tool_results([*read_system(body), *history.turns]))
@@ -63,7 +69,7 @@ def parse_messages(body: Fields, *, request_id: str, client: str, counting: bool
         response_format=_read_format(body),
         sampling=read_sampling(body, 1),
         max_output_tokens=limit,
-        stop=read_stops(body, "stop_sequences"),
+        stop=read_stops(body, "stop_sequences", _MAX_STOPS),
         thinking=thinking,
         client=client,
     )
@@ -71,15 +77,21 @@ def parse_messages(body: Fields, *, request_id: str, client: str, counting: bool
 
 
 def _read_tools(body: Fields, history: History) -> list[Tool]:
-    """The client's own tools; those that would run on Anthropic's servers are skipped with a warning."""
+    """The client's own tools; those that would run on Anthropic's servers are skipped with a warning.
+
+    Tools that a search has found, and then those still deferred, come last.
+    """
     tools: list[Tool] = []
+    deferred: list[str] = []
     for tool in body.objects("tools"):
         kind = tool.get("type")
         if kind in (None, "custom", "function"):
             tools.append(read_function_tool(tool, "input_schema"))
+            if tool.get("defer_loading") is True:
+                deferred.append(tools[-1].name)
         else:
-            history.warn(f"tools of type {show(kind)} are skipped: they do not run on this server")
-    return tools
+            history.warn(skipped_tool(kind))
+    return found_later_last(tools, [*history.found, *deferred])
 
 
 def _read_tool_choice(body: Fields) -> tuple[ToolChoice, bool]:

@@ -82,10 +82,25 @@ class ItemReader:
             self._call(item, custom=kind == "custom_tool_call")
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self._add(Turn("tool", _output_text(item), tool_call_id=item.required_text("call_id")))
+        elif kind in ("compaction", "context_compaction", "agent_message"):
+            self._note(item)
+        elif kind in ("compaction_trigger", "ghost_snapshot"):
+            self._warn(f"input items of type {show(kind)} say nothing to the model and are skipped")
         elif isinstance(kind, str) and kind in _HOSTED_ITEMS:
             self._warn(f"input items of type {show(kind)} are skipped: that tool does not run on this server")
         elif kind != "additional_tools":
             raise bad_request(f"{item.param('type')} {show(kind)} is not supported here.", item.param("type"))
+
+    def _note(self, item: Fields) -> None:
+        """A client's own item: what it says in words becomes a late system message, wherever it keeps them."""
+        words = "".join(
+            _content_text(item, name) for name in ("content", "summary", "text", "message") if item.get(name) is not None
+        )
+        kind = item.get("type")
+        if words:
+            self._add(Turn("system", words))
+        elif item.get("encrypted_content"):
+            self._warn(f"input items of type {show(kind)} are encrypted for another server: what they hold is not known here")
 
     def _warn(self, text: str) -> None:
         if text not in self._warnings:

@@ -8,6 +8,7 @@ from typing import Any
 from pooled_mlx.api.common import (
     MAX_FORMAT_CHARACTERS,
     Fields,
+    check_hosted_alone,
     check_tool_choice,
     check_tools,
     check_turns,
@@ -72,8 +73,9 @@ def parse_responses(body: Fields, store: ResponseStore, *, request_id: str, clie
         if item.get("type") == "additional_tools"
         for tool in Fields(item, path).objects("tools")
     ]
-    tools = tool_set(read_tools([*body.objects("tools"), *added], warnings))
+    tools = tool_set([*read_tools(body.objects("tools"), warnings), *read_tools(added, warnings)])
     check_tools(tools.tools)
+    check_hosted_alone(body, tools.tools)
     choice = read_tool_choice(body, tools)
     check_tool_choice(choice, tools.tools)
 
@@ -157,9 +159,10 @@ def _read_truncation(body: Fields, warnings: list[str]) -> None:
 
 
 def _echo(body: Fields, request: Request, store: bool) -> dict[str, Any]:
-    """The fields of the request that the response object repeats, with their defaults."""
+    """The fields of the request that the response object repeats, with their defaults: those that are in force."""
     values = body.values
-    text = {"format": {"type": "text"}, **(values.get("text") or {})}
+    text = values.get("text")
+    form = text.get("format") if isinstance(text, dict) else None
     return {
         "background": False,
         "instructions": values.get("instructions"),
@@ -172,11 +175,11 @@ def _echo(body: Fields, request: Request, store: bool) -> dict[str, Any]:
         "reasoning": values.get("reasoning") or {"effort": None, "summary": None},
         "service_tier": "default",
         "store": store,
-        "temperature": values.get("temperature"),
-        "text": text,
+        "temperature": request.sampling.temperature,
+        "text": {"format": form or {"type": "text"}},
         "tool_choice": values.get("tool_choice") or "auto",
         "tools": values.get("tools") or [],
-        "top_p": values.get("top_p"),
+        "top_p": None,
         "truncation": "disabled",
         "user": values.get("user"),
     }

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from pooled_mlx.api.common import Fields, read_function_tool, read_tool_name, show
+from pooled_mlx.api.common import Fields, found_later_last, read_function_tool, read_tool_name, show, skipped_tool
 from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import CustomGrammar, Tool, ToolChoice
 
@@ -39,8 +39,9 @@ class ToolSet:
 
 
 def read_tools(tools: Iterable[Fields], warn: list[str]) -> list[Tool]:
-    """Tools in the order sent; hosted and unknown types are skipped with one warning for each type."""
+    """Tools in the order sent, deferred ones last; hosted and unknown types are skipped with one warning for each type."""
     read: list[Tool] = []
+    deferred: list[str] = []
     for tool in tools:
         kind = tool.get("type")
         if kind == "namespace":
@@ -49,7 +50,9 @@ def read_tools(tools: Iterable[Fields], warn: list[str]) -> list[Tool]:
                 read.extend(_read_tool(inner, namespace, warn))
         else:
             read.extend(_read_tool(tool, None, warn))
-    return read
+            if tool.get("defer_loading") is True and read:
+                deferred.append(read[-1].name)
+    return found_later_last(read, deferred)
 
 
 def _read_tool(tool: Fields, namespace: str | None, warn: list[str]) -> list[Tool]:
@@ -58,7 +61,7 @@ def _read_tool(tool: Fields, namespace: str | None, warn: list[str]) -> list[Too
         return [read_function_tool(tool, namespace=namespace)]
     if kind == "custom":
         return [_read_custom(tool, namespace)]
-    text = f"tools of type {show(kind)} are skipped: they do not run on this server"
+    text = skipped_tool(kind)
     if text not in warn:
         warn.append(text)
     return []
