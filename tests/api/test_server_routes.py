@@ -14,6 +14,8 @@ from openai import AsyncOpenAI
 
 from pooled_mlx.api.chat_completions import EDGE, ChatCompletions
 from pooled_mlx.api.edge import Edge
+from pooled_mlx.api.messages import MessagesEdge
+from pooled_mlx.api.responses import ResponsesEdge
 from pooled_mlx.api.routes import CountRoute, ExtraRoute
 from pooled_mlx.core.errors import ApiError, ErrorKind, queue_full
 from pooled_mlx.core.events import Event, Finished, Prefill, Text, Usage
@@ -294,3 +296,19 @@ async def test_requests_side_by_side() -> None:
 def test_an_edge_is_what_the_port_says() -> None:
     edge: Edge = EDGE
     assert json.dumps(edge.error(queue_full(3))[1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+async def test_ignored_fields_are_named_on_every_api(path: str, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    edges = {CHAT: EDGES[CHAT], "/v1/responses": ResponsesEdge(), "/v1/messages": MessagesEdge()}
+    body = {"input": "hi"} if path == "/v1/responses" else {**USER, "max_tokens": 9}
+    async with running(edges=edges) as live:
+        for _ in range(2):
+            asked = {**body, "top_p": 0.5, "seed": 7, "stream": stream}
+            answer = await live.http.post(path, json=asked, headers={"user-agent": "agent/1"})
+            assert answer.status_code == 200
+            assert answer.headers["x-pooled-ignored"] == "top_p, seed"
+        assert "x-pooled-ignored" not in (await live.http.post(path, json={**body, "top_p": 1, "stream": stream})).headers
+    lines = [record.getMessage() for record in caplog.records if "no influence" in record.getMessage()]
+    assert len(lines) == 2
