@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 NoticeKind = Literal["ignored", "unenforced", "tool", "skipped"]
 
@@ -48,13 +48,14 @@ class Notice:
     text: str
 
 
-def ignored_fields(body: object) -> list[Notice]:
+def ignored_fields(body: Any) -> list[Notice]:
     """Notices of the fields of a decoded body that are ignored, whatever API it is for."""
-    if not isinstance(body, Mapping):
+    if not isinstance(body, dict):
         return []
-    found = [name for name, idle in IGNORED.items() if body.get(name) is not None and body[name] != idle]
-    text = body.get("text")
-    if isinstance(text, Mapping) and text.get("verbosity") is not None:
+    values = cast("dict[str, Any]", body)
+    found = [name for name, idle in IGNORED.items() if values.get(name) is not None and values[name] != idle]
+    text: Any = values.get("text")
+    if isinstance(text, dict) and cast("dict[str, Any]", text).get("verbosity") is not None:
         found.append("text.verbosity")
     return [Notice("ignored", name, f"{name} has no influence here and is ignored") for name in found]
 
