@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from pooled_mlx.engine.replay_script import ScriptedAnswer, ScriptedAnswers
 from pooled_mlx.engine.rows import Row
 from pooled_mlx.engine.sampler import MAX_TOP_K, SamplingParameters
 from pooled_mlx.grammar.answer import AnswerGrammar
-from pooled_mlx.grammar.match import CompiledGrammar, Constraint
+from pooled_mlx.grammar.match import CompiledGrammar
 from pooled_mlx.text.answer_stream import AnswerStream
 from pooled_mlx.text.tokens import TokenTable
 
@@ -86,6 +86,8 @@ class Admission:
         held = AnswerGrammar(None)
         if script is None or not script.line.free:
             held = self._grammar(request, prompt)
+        if script is not None and held.compiled is not None:
+            script = script.under(request, held.compiled.matcher())
         facts = prompt_facts(request, prompt.ids, head=prompt.head, system_end=prompt.system_end, turns=prompt.turns)
         payload = Payload(prompt, facts, left < asked, held.compiled, script)
         return Prepared(request, count, most, held.unenforced, held.warnings, payload)
@@ -117,7 +119,7 @@ class Admission:
             constraint=constraint,
             script=script.cursor() if script is not None else None,
             fault=script.line.faults if script is not None and script.line.faults != Faults() else None,
-            forced=_allowed_run(constraint, script.forced) if script is not None else [],
+            forced=list(script.forced) if script is not None else [],
             projected_bytes=plan.fits(prepared.prompt_tokens, prepared.max_output_tokens).needed_bytes,
         )
 
@@ -170,18 +172,6 @@ class Admission:
             name: {"temperature": rule.temperature, "top_k": rule.top_k, "top_p": rule.top_p, "min_p": rule.min_p}
             for name, rule in (("answer", self._card.sampling_for(False)), ("thinking", self._card.sampling_for(True)))
         }
-
-
-def _allowed_run(constraint: Constraint | None, run: Sequence[int]) -> list[int]:
-    """The beginning of a scripted run that the grammar takes; what follows is then said token by token, under the mask."""
-    if constraint is None:
-        return list(run)
-    trial = constraint.copy()
-    for count, token in enumerate(run):
-        if not trial.allows(token):
-            return list(run[:count])
-        trial.consume(token)
-    return list(run)
 
 
 def _new_call_id() -> str:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import math
 import threading
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import Request
-from pooled_mlx.engine.faults import FaultKind, Faults
+from pooled_mlx.engine.faults import FaultKind, Faults, ScriptedFault
 from pooled_mlx.engine.pieces import cut_text
+from pooled_mlx.engine.replay_grammar import CannotFollow, Vocabulary, follow
 from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.grammar.match import Constraint
 
 Split = Literal["token", "byte", "all"]
 _FIELDS = frozenset({"match", "text", "token_seconds", "prefill_seconds_per_1000", "split", "fault", "free"})
@@ -86,70 +86,73 @@ class ReplayScript:
             self._used.add(line.number)
         return line
 
+    def give_back(self, line: ScriptLine) -> None:
+        """The line could not be said after all: it counts as not used, so that a client's next try meets it again."""
+        with self._lock:
+            self._used.discard(line.number)
+
 
 class ScriptedAnswers:
     """Scripted answers as token ids of one model."""
 
     def __init__(self, script: ReplayScript, tokens: Tokens) -> None:
+        """`tokens` must have an end token."""
         self.script = script
         self._tokens = tokens
-        self._eos = min(tokens.eos_ids, default=None)
+        self._eos = min(tokens.eos_ids)
 
     def answer(self, request: Request) -> ScriptedAnswer:
         """The next scripted answer for a request. Raises `ApiError` (400) when none fits."""
         return self.encode(self.script.choose(request))
 
     def encode(self, line: ScriptLine) -> ScriptedAnswer:
-        """The tokens of a line, and the end token where the text does not end with one itself."""
+        """The tokens of a line, up to the first end token in its text, else with one behind it."""
         ids: list[int] = []
         for piece in cut_text(line.text, self._tokens):
             if piece.control is None and line.split == "byte":
                 ids.extend(self._byte_ids(piece.text, piece.ids.tolist()))
             else:
                 ids.extend(piece.ids.tolist())
-        if self._eos is not None and (not ids or ids[-1] not in self._tokens.eos_ids):
-            ids.append(self._eos)
+        end = next((place for place, index in enumerate(ids) if index in self._tokens.eos_ids), None)
+        ids = [*ids, self._eos] if end is None else ids[: end + 1]
         return ScriptedAnswer(line, tuple(ids), self)
 
-    @property
-    def bytes_of(self) -> Sequence[bytes]:
-        """Id -> bytes."""
-        return self._tokens.bytes_of
+    def under(self, answer: ScriptedAnswer, request: Request, constraint: Constraint) -> ScriptedAnswer:
+        """The same text in the tokens that a fresh `constraint` of the request takes; white space is added where it must be.
 
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """The ids that end an answer."""
-        return self._tokens.eos_ids
+        Raises `ApiError` (400) with the place where the grammar does not take the text; the line then counts as not used.
+        """
+        try:
+            return replace(answer, ids=follow(answer.ids, constraint, self._vocabulary))
+        except CannotFollow as failure:
+            self.script.give_back(answer.line)
+            raise bad_request(self._explained(answer, request, failure), "messages") from None
 
-    def spell(self, text: bytes) -> list[int]:
-        """Ordinary tokens for some bytes, the longest first. What no token can begin is left out."""
-        ids: list[int] = []
-        place = 0
-        while place < len(text):
-            for end in range(min(len(text), place + self._longest), place, -1):
-                index = self._ids_of.get(text[place:end])
-                if index is not None:
-                    ids.append(index)
-                    place = end
-                    break
-            else:
-                place += 1
-        return ids
+    def _explained(self, answer: ScriptedAnswer, request: Request, failure: CannotFollow) -> str:
+        text = self._tokens.bytes_for(answer.ids[:-1])
+        said, rest = (part.decode("utf-8", "replace") for part in (text[: failure.said_bytes], text[failure.said_bytes :]))
+        follows = f"it goes on with {rest[:_SHOWN_CHARACTERS]!r}" if rest else "it ends"
+        wanted = failure.wanted.decode("utf-8", "replace")
+        wants = f"where the grammar wants {wanted!r}" if wanted else "which the grammar does not allow"
+        return (
+            f"The scripted answer in line {answer.line.number} cannot be said to this request, whose last turn begins "
+            f"{request.turns[-1].text[:_SHOWN_CHARACTERS]!r}: after {len(said)} characters of its text "
+            f"({said[-_SHOWN_CHARACTERS:]!r}) {follows}, {wants}. Compare the text with the request's tools, "
+            'response_format and thinking, or lift the grammar with "free": true.'
+        )
 
     def _byte_ids(self, text: str, ids: list[int]) -> list[int]:
         """One token for each byte; a vocabulary that lacks one of them keeps its ordinary tokens."""
-        found = [self._ids_of.get(bytes([byte])) for byte in text.encode("utf-8", "replace")]
+        found = [self._vocabulary.ordinary.get(bytes([byte])) for byte in text.encode("utf-8", "replace")]
         known = [index for index in found if index is not None]
         return known if len(known) == len(found) else ids
 
     @cached_property
-    def _ids_of(self) -> Mapping[bytes, int]:
+    def _vocabulary(self) -> Vocabulary:
         added = frozenset(self._tokens.added.values())
-        return {text: index for index, text in enumerate(self._tokens.bytes_of) if text and index not in added}
-
-    @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._ids_of), default=1)
+        texts = self._tokens.bytes_of
+        ordinary = {text: index for index, text in enumerate(texts) if text and index not in added}
+        return Vocabulary(texts, ordinary, max(map(len, ordinary), default=1), frozenset(self._tokens.eos_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,65 +168,32 @@ class ScriptedAnswer:
         """The run of tokens to force at once (split "all"), else ()."""
         return self.ids if self.line.split == "all" else ()
 
+    def under(self, request: Request, constraint: Constraint) -> ScriptedAnswer:
+        """See `ScriptedAnswers.under`."""
+        return self.answers.under(self, request, constraint)
+
     def cursor(self) -> ScriptCursor:
         """A cursor at its start."""
-        return ScriptCursor(self)
+        return ScriptCursor(self.ids)
 
 
 class ScriptCursor:
-    """Where a row is in its scripted answer. Not thread-safe.
+    """Where a row is in the tokens of its scripted answer. Not thread-safe."""
 
-    The row may take other tokens than the script has, because a grammar asked for them. While they spell the same text, the
-    cursor follows it byte by byte; otherwise it goes on with the token at the next place.
-    """
-
-    def __init__(self, answer: ScriptedAnswer) -> None:
-        self._answers = answer.answers
-        self._ids = answer.ids
-        said = [b"" if index in self._answers.eos_ids else self._answers.bytes_of[index] for index in answer.ids]
-        self._text = b"".join(said)
-        self._ends = list(accumulate(map(len, said)))
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids = ids
         self._place = 0
-        self._bridge: list[int] = []
-        self._done_bytes = 0
 
     def next_token(self, ahead: int = 0) -> int | None:
-        """The token the script wants after the consumed ones and `ahead` more scripted ones; None past its end."""
-        if ahead < len(self._bridge):
-            return self._bridge[ahead]
-        place = self._place + ahead - len(self._bridge)
+        """The token the script wants after the consumed ones and `ahead` more; None past its end."""
+        place = self._place + ahead
         return self._ids[place] if place < len(self._ids) else None
 
     def consume(self, token: int) -> None:
-        """The row really took `token`."""
-        if token == self.next_token():
-            if self._bridge:
-                self._bridge.pop(0)
-                self._done_bytes += len(self._answers.bytes_of[token])
-            else:
-                self._done_bytes = self._ends[self._place]
-                self._place += 1
-            return
-        if token in self._answers.eos_ids or self._place >= len(self._ids):
-            self._place, self._bridge = len(self._ids), []
-            return
-        said = self._answers.bytes_of[token] if token < len(self._answers.bytes_of) else b""
-        if said and self._text.startswith(said, self._done_bytes):
-            self._done_bytes += len(said)
-        elif not self._bridge:
-            self._done_bytes = self._ends[self._place]
-        else:
-            self._done_bytes = self._ends[self._place - 1]
-        self._settle()
-
-    def _settle(self) -> None:
-        """Find the next whole scripted token, and tokens that lead to it."""
-        self._place = bisect_left(self._ends, self._done_bytes)
-        if self._ends[self._place] == self._done_bytes:
-            self._place += 1
-            self._bridge = []
-            return
-        self._bridge = self._answers.spell(self._text[self._done_bytes : self._ends[self._place]])
+        """The row really took `token`. Raises `ScriptedFault` when that is not the script's: nothing is said in its place."""
+        wanted = self.next_token()
+        if token != wanted:
+            raise ScriptedFault(f"token {self._place} of the scripted answer is {wanted}, but the row took {token}")
         self._place += 1
 
 

@@ -12,7 +12,7 @@ from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.events import Event, Failed, Finished, Usage
 from pooled_mlx.core.ports import Prepared
 from pooled_mlx.engine.channel import Channel
-from pooled_mlx.engine.faults import Faults, ScriptedFault
+from pooled_mlx.engine.faults import Faults
 from pooled_mlx.engine.pool import Boundary, Lease, Segment
 from pooled_mlx.engine.prompt import Prompt
 from pooled_mlx.engine.sampler import SamplingParameters
@@ -161,7 +161,7 @@ class Row:
     def take(self, token: int) -> list[Event]:
         """Report `token`: constraint, script, text. Returns its events and sets `finish` when the answer is over.
 
-        Raises `GrammarFailed` when the constraint cannot go on.
+        Raises `GrammarFailed` when the constraint cannot go on, `ScriptedFault` when a script says something else.
         """
         self.out.append(token)
         if self.script is not None:
@@ -181,7 +181,7 @@ class Row:
     def plan_forced(self) -> None:
         """Queue what must come next whatever the model says: grammar's forced tokens, or the end of a spent thought.
 
-        Raises `GrammarFailed`, and `ScriptedFault` when a script ends before the answer can.
+        Raises `GrammarFailed`.
         """
         if self.forced or self.finish is not None:
             return
@@ -196,11 +196,6 @@ class Row:
         if not self.forced and self._thought_is_spent():
             assert self.close_thinking_id is not None
             self.forced = [self.close_thinking_id]
-        if not self.forced and self._script_is_over():
-            raise ScriptedFault(
-                "the scripted answer is over, but the grammar of this request wants more. Compare its text with the request's "
-                'tools, response_format and thinking, or lift the grammar with "free": true'
-            )
 
     def _thought_is_spent(self, unread: int = 0) -> bool:
         """True when the thinking budget is used up, `unread` chosen tokens included, and the thought can be closed."""
@@ -208,15 +203,6 @@ class Row:
         if budget is None or self.close_thinking_id is None or not self.answer.in_reasoning:
             return False
         return self.answer.reasoning_tokens + unread >= budget
-
-    def _script_is_over(self) -> bool:
-        """True when the script has said everything and the grammar does not let the answer end there."""
-        if self.script is None:
-            return False
-        token = self.script.next_token(0)
-        if token is None:
-            return True
-        return token in self.eos_ids and self.constraint is not None and not self.constraint.may_end()
 
     def restart(self) -> None:
         """Forget what the caches held: prompt and `out` are read again. The counts of a prompt that was read once stay."""

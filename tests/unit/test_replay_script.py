@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.request import Request, Turn
-from pooled_mlx.engine.faults import Faults
+from pooled_mlx.engine.faults import Faults, ScriptedFault
 from pooled_mlx.engine.replay_assets import TAGS, replay_template, replay_tokenizer_json
 from pooled_mlx.engine.replay_script import ReplayScript, ScriptedAnswers, ScriptError, ScriptLine, parse_script
 from pooled_mlx.engine.tokens import TokenizerError, Tokens
+from pooled_mlx.grammar.match import GrammarTokenizer, build
 from tests.small_tokenizer import byte_level, byte_level_tokens
 
 TOKENS = byte_level_tokens()
 EOS = TOKENS.added["<|im_end|>"]
+GRAMMAR_TOKENS = GrammarTokenizer(byte_level().to_str(), n_vocab=byte_level().get_vocab_size(), eos_ids=[EOS])
 RAW = (
     "Hm 😀.\n</think>\n\nI read.\n\n"
     "<tool_call>\n<function=read_file>\n<parameter=path>\naé\n</parameter>\n</function>\n</tool_call>"
@@ -143,56 +145,80 @@ def test_the_cursor_follows_its_own_tokens(split: str) -> None:
         assert [cursor.next_token(ahead) for ahead in range(3)] == [*answer.ids[place : place + 3], None, None][:3]
         cursor.consume(token)
     assert cursor.next_token() is None
-    cursor.consume(EOS)
-    assert cursor.next_token() is None
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_other_tokens_for_the_same_text_are_followed_byte_by_byte(seed: int) -> None:
-    rng = random.Random(seed)
-    scripted = answers()
-    answer = scripted.encode(ScriptLine(1, RAW, split=rng.choice(["token", "byte"])))
-    cursor = answer.cursor()
-    whole = TOKENS.bytes_for(answer.ids[:-1])
-    ordinary = [index for index, text in enumerate(TOKENS.bytes_of) if text and index not in TOKENS.control_ids]
-    said = b""
-    for _ in range(len(whole) + 1):
-        token = cursor.next_token()
-        if token == EOS:
-            break
-        if rng.random() < 0.5:
-            fitting = [index for index in ordinary if whole.startswith(TOKENS.bytes_of[index], len(said))]
-            token = rng.choice(fitting) if fitting else token
-        assert token is not None
-        cursor.consume(token)
-        said += TOKENS.bytes_of[token]
-    assert said == whole
-    cursor.consume(TOKENS.bytes_of.index(b"z"))
-    assert cursor.next_token() == EOS
-
-
-def test_after_another_text_it_goes_on_at_the_next_place() -> None:
-    answer = answers().encode(ScriptLine(1, "abcdef", split="byte"))
-    other = TOKENS.bytes_of.index(b"z")
-    cursor = answer.cursor()
-    cursor.consume(answer.ids[0])
-    cursor.consume(other)
-    assert cursor.next_token() == answer.ids[2]
-    assert cursor.next_token(1) == answer.ids[3]
-    wordy = answers().encode(ScriptLine(1, "the user asks"))
-    cursor = wordy.cursor()
-    first = TOKENS.bytes_of[wordy.ids[0]]
-    assert len(first) > 2
-    cursor.consume(TOKENS.bytes_of.index(first[:1]))
-    assert TOKENS.bytes_of[cursor.next_token() or 0] != first
-    cursor.consume(other)
-    assert cursor.next_token() == wordy.ids[1]
-
-
-def test_an_early_end_ends_the_script() -> None:
+def test_a_row_that_says_something_else_fails() -> None:
     cursor = answers().encode(ScriptLine(1, "abc")).cursor()
-    cursor.consume(EOS)
-    assert cursor.next_token() is None
+    with pytest.raises(ScriptedFault, match="token 0 of the scripted answer"):
+        cursor.consume(EOS)
+
+
+CALL = 'start: "<call>\\n" ("read" | "write") "=\\n" /[^\\n]+/ "\\n</call>"'
+"""A raw value between line breaks, as the call formats have it."""
+FREE = "start: /(?s:.*)/"
+
+
+def under(text: str, grammar: str, script: ReplayScript | None = None, **fields: Any) -> str:
+    """What is said of a text under a grammar."""
+    scripted = ScriptedAnswers(script or ReplayScript([]), TOKENS)
+    answer = scripted.encode(ScriptLine(3, text, **fields)).under(request("please"), build(GRAMMAR_TOKENS, grammar).matcher())
+    assert answer.ids[-1] == EOS
+    assert answer.forced == (answer.ids if fields.get("split") == "all" else ())
+    return TOKENS.bytes_for(answer.ids[:-1]).decode()
+
+
+@pytest.mark.parametrize("split", ["token", "byte", "all"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<call>\nread=\nNOTES.md\n</call>", "<call>\nread=\nNOTES.md\n</call>"),
+        ("<call>\nread=NOTES.md\n</call>", "<call>\nread=\nNOTES.md\n</call>"),
+        ("<call>write=the user asks\n</call>", "<call>\nwrite=\nthe user asks\n</call>"),
+        ("<call>\nread=\n  two words \n</call>", "<call>\nread=\n  two words \n</call>"),
+    ],
+)
+def test_what_a_grammar_adds_takes_nothing_from_the_text(text: str, said: str, split: Any) -> None:
+    assert under(text, CALL, split=split) == said
+    assert under(text, FREE, split=split) == text
+
+
+@pytest.mark.parametrize("split", ["token", "byte", "all"])
+@pytest.mark.parametrize(
+    ("text", "count", "follows"),
+    [
+        ("<call>\nwipe=\nx\n</call>", 8, "goes on with 'ipe=\\nx\\n</call>', where the grammar wants 'rite=\\n'"),
+        ("hello", 0, "goes on with 'hello', where the grammar wants '<call>"),
+        ("<call>\nread=\na\nb\n</call>", 15, "goes on with 'b\\n</call>', where the grammar wants '</c"),
+        ("<call>\nread=\nabc", 16, "ends, which the grammar does not allow"),
+        ("<call>\nread=\na\n</call>more", 22, "goes on with 'more', which the grammar does not allow"),
+    ],
+)
+def test_a_text_that_the_grammar_does_not_take_is_refused_with_the_place(
+    text: str, count: int, follows: str, split: Any
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        under(text, CALL, split=split)
+    assert refused.value.kind.status == 400
+    message = str(refused.value)
+    assert message.startswith("The scripted answer in line 3 cannot be said to this request, whose last turn begins 'please': ")
+    assert f"after {count} characters of its text" in message
+    assert follows in message
+
+
+def test_a_line_that_could_not_be_said_counts_as_not_used() -> None:
+    script = ReplayScript([ScriptLine(3, "hello"), ScriptLine(4, "second")])
+    for _ in range(2):
+        assert script.choose(request("q")).number == 3
+        with pytest.raises(ApiError, match="line 3"):
+            under("hello", CALL, script)
+    assert script.choose(request("q")).number == 3
+    assert script.choose(request("q")).number == 4
+
+
+def test_what_follows_an_end_token_in_the_text_is_no_part_of_the_answer() -> None:
+    assert TOKENS.bytes_for(answers().encode(ScriptLine(1, "bye<|im_end|> more")).ids) == TOKENS.bytes_for(
+        answers().encode(ScriptLine(1, "bye")).ids
+    )
 
 
 def test_a_vocabulary_without_all_bytes_keeps_its_tokens() -> None:
