@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pooled_mlx.connect.merge import into_flat_yaml, into_json, json_text, yaml_scalar
-from pooled_mlx.connect.target import TEMPORARY, FileChange, Launch, Profile, Target
+from pooled_mlx.connect.conflicts import in_dotenv, in_environment, in_yaml, project_folders
+from pooled_mlx.connect.merge import JsonMerge, YamlMerge, json_text, yaml_scalar
+from pooled_mlx.connect.target import TEMPORARY, FileChange, Launch, Profile, Surroundings, Target
+
+_ADDRESSES = ("OPENAI_API_BASE", "OPENAI_BASE_URL")
+_MODELS = ("--weak-model", "--editor-model")
 
 
 def _settings(target: Target) -> dict[str, str | int | bool]:
@@ -33,6 +37,18 @@ def metadata(target: Target) -> dict[str, Any]:
     }
 
 
+def _stronger(around: Surroundings, target: Target, settings: dict[str, str | int | bool]) -> list[str]:
+    addresses = {**dict.fromkeys(_ADDRESSES, target.openai_url), "AIDER_OPENAI_API_BASE": target.openai_url}
+    addresses["AIDER_MODEL"] = f"openai/{target.model_id}"
+    folders = project_folders(around)
+    ours = {name: settings[name] for name in ("model", "openai-api-base")}
+    return [
+        *in_environment(around, addresses),
+        *in_dotenv([around.home / ".env", *(folder / ".env" for folder in folders)], addresses),
+        *(line for folder in folders for line in in_yaml(folder / ".aider.conf.yml", ours)),
+    ]
+
+
 def profile(target: Target) -> Profile:
     """The user's `.aider.conf.yml` and the model's limits."""
     settings = _settings(target)
@@ -44,8 +60,8 @@ def profile(target: Target) -> Profile:
         text=f"~/.aider.conf.yml:\n\n{lines}\n~/.aider.model.metadata.json:\n\n{json_text(values)}",
         install="pip install aider-chat",
         changes=(
-            FileChange("~/.aider.conf.yml", into_flat_yaml(settings)),
-            FileChange("~/.aider.model.metadata.json", into_json(values)),
+            FileChange("~/.aider.conf.yml", YamlMerge(settings)),
+            FileChange("~/.aider.model.metadata.json", JsonMerge(values)),
         ),
         launch=Launch(
             (
@@ -57,12 +73,23 @@ def profile(target: Target) -> Profile:
                 "--timeout",
                 "3600",
                 "--no-show-model-warnings",
+                # Flags win over its settings files, and it sets these variables after it has read all .env files.
+                *(word for name in _MODELS for word in (name, f"openai/{target.model_id}")),
+                "--openai-api-base",
+                target.openai_url,
+                "--openai-api-key",
+                target.key,
+                *(word for name in _ADDRESSES for word in ("--set-env", f"{name}={target.openai_url}")),
             ),
             {
-                "OPENAI_API_BASE": target.openai_url,
+                **dict.fromkeys(_ADDRESSES, target.openai_url),
                 "OPENAI_API_KEY": target.key,
                 "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             },
             {"metadata.json": json_text(values)},
+            without=("AIDER_OPENAI_API_BASE", "AIDER_OPENAI_API_KEY", "AIDER_MODEL", "AIDER_WEAK_MODEL", "AIDER_SET_ENV"),
+            own_options=("--model", *_MODELS, "--openai-api-base", "--openai-api-key", "--set-env"),
         ),
+        after="aider",
+        stronger=lambda around: _stronger(around, target, settings),
     )

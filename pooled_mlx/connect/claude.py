@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from pooled_mlx.connect.merge import into_json, json_text, shell_lines
-from pooled_mlx.connect.target import FileChange, Launch, Profile, Target
+import json
+from pathlib import Path
+
+from pooled_mlx.connect.conflicts import in_json, project_folders
+from pooled_mlx.connect.merge import JsonMerge, json_text, shell_lines
+from pooled_mlx.connect.target import FileChange, Launch, Profile, Surroundings, Target
 
 _ALL_TOOLS_FROM = 65_536
 """From this context on all tools are declared at once: loading them on demand changes the front of the prompt each time."""
+_CLOUDS = ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY")
+_MANAGED = (
+    "/Library/Application Support/ClaudeCode/managed-settings.json",
+    "/etc/claude-code/managed-settings.json",
+)
+"""Settings of an organisation: nothing wins over them."""
 
 
 def environment(target: Target) -> dict[str, str]:
@@ -28,6 +38,8 @@ def environment(target: Target) -> dict[str, str]:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "API_TIMEOUT_MS": "3600000",
         "CLAUDE_STREAM_IDLE_TIMEOUT_MS": "600000",
+        # With one of these it would talk to a cloud, whatever the base URL says.
+        **dict.fromkeys(_CLOUDS, "0"),
     }
     if target.context_tokens >= _ALL_TOOLS_FROM:
         env["ENABLE_TOOL_SEARCH"] = "false"
@@ -37,11 +49,35 @@ def environment(target: Target) -> dict[str, str]:
 def profile(target: Target) -> Profile:
     """Environment variables, or the `env` of `~/.claude/settings.json`."""
     env = environment(target)
+    # The model's own search would run on Anthropic's servers.
+    settings = {"env": env, "permissions": {"deny": ["WebSearch"]}}
+
+    def overruled(paths: list[Path]) -> list[str]:
+        return [
+            line
+            for path in paths
+            for name in ("ANTHROPIC_BASE_URL", *_CLOUDS)
+            for line in in_json(path, ("env", name), env[name])
+        ]
+
+    def stronger(around: Surroundings) -> list[str]:
+        names = ("settings.local.json", "settings.json")
+        return overruled([folder / ".claude" / name for folder in project_folders(around) for name in names])
+
     return Profile(
         name="claude",
         title="Claude Code",
-        text=f"{shell_lines(env, 'claude')}\n\nor in ~/.claude/settings.json:\n\n{json_text({'env': env})}",
+        text=f"{shell_lines(env, 'claude')}\n\nor in ~/.claude/settings.json:\n\n{json_text(settings)}",
         install="npm install -g @anthropic-ai/claude-code",
-        changes=(FileChange("~/.claude/settings.json", into_json({"env": env})),),
-        launch=Launch(("claude",), env),
+        changes=(FileChange("~/.claude/settings.json", JsonMerge(settings), "CLAUDE_CONFIG_DIR", "~/.claude"),),
+        # Its settings files may set variables too, and win over the environment; these settings win over the files.
+        launch=Launch(
+            ("claude", "--settings", json.dumps(settings)),
+            env,
+            without=("ANTHROPIC_API_KEY", "ANTHROPIC_CUSTOM_HEADERS", "CLAUDE_CODE_OAUTH_TOKEN"),
+            own_options=("--settings",),
+        ),
+        after="claude",
+        stronger=stronger,
+        managed=lambda _: overruled([Path(path) for path in _MANAGED]),
     )

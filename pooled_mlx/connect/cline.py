@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pooled_mlx.connect.merge import into_json, json_text, shell_quote
+from pooled_mlx.connect.merge import JsonMerge, json_text, shell_quote
 from pooled_mlx.connect.target import TEMPORARY, FileChange, Launch, Profile, Target
 
 _PROVIDER = "openai-compatible"
@@ -37,9 +37,11 @@ def profile(target: Target) -> Profile:
         title="Cline",
         text=text,
         install="npm install -g cline",
-        changes=(FileChange("~/.cline/data/settings/providers.json", into_json(providers(target))),),
+        changes=(FileChange("~/.cline/data/settings/providers.json", JsonMerge(providers(target))),),
         launch=Launch(
             ("cline", "--data-dir", TEMPORARY, "-P", _PROVIDER, "-m", target.model_id),
             files={"settings/providers.json": json_text(providers(target))},
+            own_options=("--data-dir", "-P", "--provider", "-m", "--model"),
         ),
+        after=f"cline -P {_PROVIDER} -m {shell_quote(target.model_id)}",
     )

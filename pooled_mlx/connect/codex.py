@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pooled_mlx.connect.merge import replacing
+from pooled_mlx.connect.merge import Replacing
 from pooled_mlx.connect.target import FileChange, Launch, Profile, Target
 
 TOKEN_VARIABLE = "POOLED_TOKEN"
@@ -59,6 +59,7 @@ def profile(target: Target) -> Profile:
         title="Codex",
         text=f"# ~/.codex/pooled.config.toml, then:\n\n{export}codex --profile pooled\n\n{text}",
         install="npm install -g @openai/codex",
-        changes=(FileChange("~/.codex/pooled.config.toml", replacing(text)),),
+        changes=(FileChange("~/.codex/pooled.config.toml", Replacing(text), "CODEX_HOME", "~/.codex"),),
         launch=Launch(("codex", *overrides), {TOKEN_VARIABLE: target.key}),
+        after="codex --profile pooled" + (f", with the token in {TOKEN_VARIABLE}" if target.token is not None else ""),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pooled_mlx.connect.merge import replacing, yaml_scalar
+from pooled_mlx.connect.merge import Replacing, yaml_scalar
 from pooled_mlx.connect.target import TEMPORARY, FileChange, Launch, Profile, Target
 
 
@@ -34,8 +34,12 @@ def profile(target: Target) -> Profile:
         text=f"~/.continue/pooled.yaml, then: cn --config ~/.continue/pooled.yaml\n(the extension: the same model in "
         f"~/.continue/config.yaml)\n\n{text}",
         install="npm install -g @continuedev/cli",
-        changes=(FileChange("~/.continue/pooled.yaml", replacing(text)),),
+        changes=(FileChange("~/.continue/pooled.yaml", Replacing(text), "CONTINUE_GLOBAL_DIR", "~/.continue"),),
         launch=Launch(
-            ("cn", "--config", f"{TEMPORARY}/pooled.yaml"), {"CONTINUE_TELEMETRY_ENABLED": "0"}, {"pooled.yaml": text}
+            ("cn", "--config", f"{TEMPORARY}/pooled.yaml"),
+            {"CONTINUE_TELEMETRY_ENABLED": "0"},
+            {"pooled.yaml": text},
+            own_options=("--config",),
         ),
+        after="cn --config ~/.continue/pooled.yaml",
     )

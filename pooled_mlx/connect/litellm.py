@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pooled_mlx.connect.merge import replacing, yaml_scalar
+from pooled_mlx.connect.merge import Replacing, yaml_scalar
 from pooled_mlx.connect.target import TEMPORARY, FileChange, Launch, Profile, Target
 
 
@@ -34,6 +34,6 @@ def profile(target: Target) -> Profile:
         f'litellm.completion(model="openai/{target.model_id}", api_base="{target.openai_url}", api_key="{target.key}", '
         "messages=messages)\n",
         install="pip install 'litellm[proxy]'",
-        changes=(FileChange("litellm-pooled.yaml", replacing(text)),),
+        changes=(FileChange("litellm-pooled.yaml", Replacing(text)),),
         launch=Launch(("litellm", "--config", f"{TEMPORARY}/litellm.yaml"), files={"litellm.yaml": text}),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from pooled_mlx.connect.merge import into_json, json_text
-from pooled_mlx.connect.target import FileChange, Launch, Profile, Target
+from pooled_mlx.connect.conflicts import in_json, project_folders
+from pooled_mlx.connect.merge import JsonMerge, json_text
+from pooled_mlx.connect.target import FileChange, Launch, Profile, Surroundings, Target
 
 
 def config(target: Target) -> dict[str, Any]:
@@ -13,7 +15,7 @@ def config(target: Target) -> dict[str, Any]:
     model = {
         "name": target.label,
         "tool_call": True,
-        "reasoning": True,
+        "reasoning": target.thinks,
         "limit": {"context": target.context_tokens, "output": target.output_tokens},
     }
     return {
@@ -31,6 +33,16 @@ def config(target: Target) -> dict[str, Any]:
     }
 
 
+def _stronger(around: Surroundings, values: dict[str, Any]) -> list[str]:
+    files = [folder / name for folder in project_folders(around) for name in ("opencode.json", "opencode.jsonc")]
+    if around.env.get("OPENCODE_CONFIG"):
+        files.append(Path(around.env["OPENCODE_CONFIG"]))
+    found = [line for path in files for key in ("model", "small_model") for line in in_json(path, (key,), values[key])]
+    if around.env.get("OPENCODE_CONFIG_CONTENT"):
+        found.append("OPENCODE_CONFIG_CONTENT is exported and wins over every file: unset it")
+    return found
+
+
 def profile(target: Target) -> Profile:
     """A provider in the user's `opencode.json`."""
     values = config(target)
@@ -39,6 +51,19 @@ def profile(target: Target) -> Profile:
         title="opencode",
         text=f"~/.config/opencode/opencode.json (or opencode.json of a project):\n\n{json_text(values)}",
         install="npm install -g opencode-ai",
-        changes=(FileChange("~/.config/opencode/opencode.json", into_json(values)),),
-        launch=Launch(("opencode",), {"OPENCODE_CONFIG_CONTENT": json_text(values), "OPENCODE_DISABLE_MODELS_FETCH": "1"}),
+        changes=(
+            FileChange(
+                "~/.config/opencode/opencode.json", JsonMerge(values), "XDG_CONFIG_HOME", "~/.config", ("opencode.jsonc",)
+            ),
+        ),
+        # Agents and modes of the user's may name models of their own: with one provider they cannot ask another server.
+        launch=Launch(
+            ("opencode",),
+            {
+                "OPENCODE_CONFIG_CONTENT": json_text({**values, "enabled_providers": ["pooled"]}),
+                "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            },
+        ),
+        after="opencode",
+        stronger=lambda around: _stronger(around, values),
     )

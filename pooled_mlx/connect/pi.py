@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pooled_mlx.connect.merge import into_json, json_text, shell_quote
+from pooled_mlx.connect.merge import JsonMerge, json_text, shell_quote
 from pooled_mlx.connect.target import TEMPORARY, FileChange, Launch, Profile, Target
 
 
@@ -13,7 +13,7 @@ def models(target: Target) -> dict[str, Any]:
     model = {
         "id": target.model_id,
         "name": target.label,
-        "reasoning": True,
+        "reasoning": target.thinks,
         "input": ["text"],
         "contextWindow": target.context_tokens,
         "maxTokens": target.output_tokens,
@@ -37,6 +37,12 @@ def profile(target: Target) -> Profile:
         title="pi",
         text=f"~/.pi/agent/models.json, then: {' '.join(map(shell_quote, command))}\n\n{json_text(values)}",
         install="npm install -g @mariozechner/pi-coding-agent",
-        changes=(FileChange("~/.pi/agent/models.json", into_json(values)),),
-        launch=Launch(command, {"PI_CODING_AGENT_DIR": TEMPORARY}, {"models.json": json_text(values)}),
+        changes=(FileChange("~/.pi/agent/models.json", JsonMerge(values), "PI_CODING_AGENT_DIR", "~/.pi/agent"),),
+        launch=Launch(
+            command,
+            {"PI_CODING_AGENT_DIR": TEMPORARY},
+            {"models.json": json_text(values)},
+            own_options=("--provider", "--model", "--models"),
+        ),
+        after=" ".join(map(shell_quote, command)),
     )

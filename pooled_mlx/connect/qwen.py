@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pooled_mlx.connect.merge import into_json, json_text
+from pooled_mlx.connect.conflicts import in_dotenv, in_environment, in_json, project_folders
+from pooled_mlx.connect.merge import JsonMerge, json_text
 from pooled_mlx.connect.target import FileChange, Launch, Profile, Target
 
 KEY_VARIABLE = "POOLED_API_KEY"
@@ -48,6 +49,25 @@ def profile(target: Target) -> Profile:
         title="Qwen Code",
         text=f"~/.qwen/settings.json:\n\n{json_text(values)}",
         install="npm install -g @qwen-code/qwen-code",
-        changes=(FileChange("~/.qwen/settings.json", into_json(values)),),
-        launch=Launch(("qwen", "--auth-type", "openai"), env, {"settings.json": json_text(values)}),
+        changes=(FileChange("~/.qwen/settings.json", JsonMerge(values)),),
+        launch=Launch(
+            ("qwen", "--auth-type", "openai"),
+            env,
+            {"settings.json": json_text(values)},
+            own_options=("--auth-type", "--openai-base-url", "--openai-api-key"),
+        ),
+        after="qwen",
+        stronger=lambda around: [
+            *in_environment(around, {"OPENAI_BASE_URL": target.openai_url}),
+            *(
+                line
+                for folder in project_folders(around)
+                for keys, ours in ((("model", "name"), target.model_id), (("security", "auth", "selectedType"), "openai"))
+                for line in in_json(folder / ".qwen" / "settings.json", keys, ours)
+            ),
+            *in_dotenv(
+                [path for folder in project_folders(around) for path in (folder / ".qwen" / ".env", folder / ".env")],
+                {"OPENAI_BASE_URL": target.openai_url},
+            ),
+        ],
     )

@@ -20,13 +20,18 @@ import yaml
 
 from pooled_mlx.connect import AGENTS, CannotMerge, FileChange, Launch, Target, banner_lines, profile_of
 from pooled_mlx.connect.command import add, find_server, find_target
-from pooled_mlx.connect.merge import into_flat_yaml, into_json, shell_quote
-from pooled_mlx.connect.write import ConnectError, launch, write_changes
+from pooled_mlx.connect.merge import JsonMerge, YamlMerge, shell_quote
+from pooled_mlx.connect.target import Surroundings
+from pooled_mlx.connect.write import ConnectError, Record, launch, write_changes
 from pooled_mlx.mac.places import places
 
 OPEN = Target("http://127.0.0.1:8080", "pooled/qwen3.6-35b-moe", 131_072)
 SMALL = Target("http://127.0.0.1:9000", "pooled/smollm2-135m", 8_192, "se'cret")
 NAMES = sorted(AGENTS)
+
+
+def places_of(home: Path, folder: Path, **env: str) -> tuple[Surroundings, Record]:
+    return Surroundings(env, home, folder), Record(home / ".config/pooled-mlx/connect.json")
 
 
 def test_limits() -> None:
@@ -68,7 +73,7 @@ def test_claude() -> None:
     assert "ENABLE_TOOL_SEARCH" not in small.launch.env  # type: ignore[union-attr]
     written = json.loads(small.changes[0].merge('{"env": {"OTHER": "1"}, "permissions": {"allow": ["Read"]}}'))
     assert written["env"]["OTHER"] == "1"
-    assert written["permissions"] == {"allow": ["Read"]}
+    assert written["permissions"] == {"allow": ["Read"], "deny": ["WebSearch"]}
     assert written["env"]["ANTHROPIC_AUTH_TOKEN"] == "se'cret"
 
 
@@ -152,13 +157,13 @@ def test_shell_words() -> None:
 @pytest.mark.parametrize("old", ["{ // comment\n}", "[1]", "{broken"])
 def test_files_that_cannot_be_merged_are_left_alone(old: str) -> None:
     with pytest.raises(CannotMerge):
-        into_json({"a": 1})(old)
+        JsonMerge({"a": 1})(old)
 
 
 def test_flat_yaml_keeps_lines_and_order() -> None:
-    merge = into_flat_yaml({"b": 2, "c": True, "d": "x y"})
-    assert merge("# mine\na: 1\nb: 9\n") == '# mine\na: 1\nb: 2\nc: true\nd: "x y"\n'
-    assert merge(None) == 'b: 2\nc: true\nd: "x y"\n'
+    merge = YamlMerge({"b": 2, "c": True, "d": "x y"})
+    assert merge("# mine\na: 1\nb: 9\n") == "# mine\na: 1\nb: 2\nc: true\nd: x y\n"
+    assert merge(None) == "b: 2\nc: true\nd: x y\n"
 
 
 def test_writing_keeps_a_backup_and_is_repeatable(tmp_path: Path) -> None:
@@ -169,19 +174,19 @@ def test_writing_keeps_a_backup_and_is_repeatable(tmp_path: Path) -> None:
     settings.write_text('{"theme": "dark"}')
     settings.chmod(0o640)
     changes = profile_of("claude", OPEN).changes
-    (first,) = write_changes(changes, home, folder)
+    (first,) = write_changes(changes, *places_of(home, folder))
     assert first.changed
     assert first.backup is not None
     assert first.backup.read_text() == '{"theme": "dark"}'
     assert json.loads(settings.read_text())["theme"] == "dark"
     assert stat.S_IMODE(settings.stat().st_mode) == 0o640
-    (second,) = write_changes(changes, home, folder)
+    (second,) = write_changes(changes, *places_of(home, folder))
     assert not second.changed
     assert len(list(settings.parent.iterdir())) == 2
 
 
 def test_a_new_file_is_the_owners_alone(tmp_path: Path) -> None:
-    (written,) = write_changes(profile_of("litellm", SMALL).changes, tmp_path, tmp_path)
+    (written,) = write_changes(profile_of("litellm", SMALL).changes, *places_of(tmp_path, tmp_path))
     assert written.path == tmp_path / "litellm-pooled.yaml"
     assert written.backup is None
     assert stat.S_IMODE(written.path.stat().st_mode) == 0o600
@@ -193,16 +198,16 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / ".claude").mkdir()
     link = tmp_path / ".claude/settings.json"
     link.symlink_to(real)
-    write_changes(profile_of("claude", OPEN).changes, tmp_path, tmp_path)
+    write_changes(profile_of("claude", OPEN).changes, *places_of(tmp_path, tmp_path))
     assert link.is_symlink()
     assert "ANTHROPIC_MODEL" in real.read_text()
 
 
 def test_nothing_is_written_when_one_file_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{ // mine\n}")
-    changes = (FileChange("new.json", into_json({"a": 1})), FileChange("bad.json", into_json({"a": 1})))
+    changes = (FileChange("new.json", JsonMerge({"a": 1})), FileChange("bad.json", JsonMerge({"a": 1})))
     with pytest.raises(ConnectError, match=r"bad\.json was not changed"):
-        write_changes(changes, tmp_path, tmp_path)
+        write_changes(changes, *places_of(tmp_path, tmp_path))
     assert not (tmp_path / "new.json").exists()
 
 
@@ -212,7 +217,7 @@ def test_launch_gives_files_environment_and_arguments(tmp_path: Path) -> None:
     )
     start = Launch((sys.executable, "-c", script, "@TEMPORARY@/in/a.txt"), {"WHERE": "@TEMPORARY@/x"}, {"in/a.txt": "text"})
     out = tmp_path / "out.json"
-    assert launch(start, [str(out), "more"], "pip install it") == 0
+    assert launch(start, [str(out), "more"], "pip install it", "127.0.0.1") == 0
     arguments, text, where = json.loads(out.read_text())
     assert arguments == [str(out), "more"]
     assert text == "text"
@@ -222,7 +227,7 @@ def test_launch_gives_files_environment_and_arguments(tmp_path: Path) -> None:
 
 def test_a_missing_program_is_named_with_its_install_command() -> None:
     with pytest.raises(ConnectError, match="npm install -g it"):
-        launch(Launch(("no-such-program-here",)), [], "npm install -g it")
+        launch(Launch(("no-such-program-here",)), [], "npm install -g it", "127.0.0.1")
 
 
 class _Models(http.server.BaseHTTPRequestHandler):
@@ -322,9 +327,12 @@ def test_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("POOLED_TOKEN", "from-environment")
     assert command("pi", "--write") == 0
-    assert "written" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "written" in said
+    assert "Start it with: pi --provider pooled --model pooled/m" in said
     models = json.loads((tmp_path / ".pi/agent/models.json").read_text())
     assert models["providers"]["pooled"]["apiKey"] == "from-environment"
     assert command("curl", "--write") == 1
@@ -337,7 +345,9 @@ def test_the_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert command("claude", "--run", "-p", "hi", "--url", "its own") == 7
-    assert (tmp_path / "said").read_text() == "pooled/m -p hi --url its own\n"
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("pooled/m --settings ")
+    assert said.endswith(" -p hi --url its own\n")
     monkeypatch.setenv("PATH", "/nowhere")
     assert command("claude", "--run") == 1
     assert "npm install" in capsys.readouterr().err
