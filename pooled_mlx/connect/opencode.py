@@ -9,6 +9,9 @@ from pooled_mlx.connect.conflicts import in_json, project_folders
 from pooled_mlx.connect.merge import JsonMerge, json_text
 from pooled_mlx.connect.target import FileChange, Launch, Profile, Surroundings, Target
 
+_AGENTS = ("build", "plan", "general", "explore", "title", "summary", "compaction")
+"""The agents that come with opencode."""
+
 
 def config(target: Target) -> dict[str, Any]:
     """The settings. The title model is the same model: any other id would be one this server does not have."""
@@ -46,6 +49,7 @@ def _stronger(around: Surroundings, values: dict[str, Any]) -> list[str]:
 def profile(target: Target) -> Profile:
     """A provider in the user's `opencode.json`."""
     values = config(target)
+    agents = {name: {"model": values["model"]} for name in _AGENTS}
     return Profile(
         name="opencode",
         title="opencode",
@@ -56,11 +60,12 @@ def profile(target: Target) -> Profile:
                 "~/.config/opencode/opencode.json", JsonMerge(values), "XDG_CONFIG_HOME", "~/.config", ("opencode.jsonc",)
             ),
         ),
-        # Agents and modes of the user's may name models of their own: with one provider they cannot ask another server.
+        # Agents of the user's may name models of their own: with one provider none of them can ask another server, and
+        # opencode's own agents get ours.
         launch=Launch(
             ("opencode",),
             {
-                "OPENCODE_CONFIG_CONTENT": json_text({**values, "enabled_providers": ["pooled"]}),
+                "OPENCODE_CONFIG_CONTENT": json_text({**values, "enabled_providers": ["pooled"], "agent": agents}),
                 "OPENCODE_DISABLE_MODELS_FETCH": "1",
             },
         ),
