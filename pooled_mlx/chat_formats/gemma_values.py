@@ -10,12 +10,11 @@ from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
 from pooled_mlx.chat_formats.raw_values import regex, text_branches, without
 from pooled_mlx.chat_formats.schemas import (
     condition,
-    is_impossible,
     only_types,
     parameters_of,
+    possible_shape,
     requirement,
     resolve,
-    shape_of,
     variants,
 )
 from pooled_mlx.core.request import Tool
@@ -115,7 +114,8 @@ class ValueRules:
         return self._values[key]
 
     def _value_of(self, schema: Mapping[str, Any], root: object, where: str, depth: int) -> str:
-        if is_impossible(schema, root):
+        shape = possible_shape(schema, root)
+        if shape is None:
             raise SchemaError(where, "", "no value can meet this schema")
         rules.name_unheld(self._lark, schema, _HELD, where, _WHY)
         if "const" in schema or isinstance(schema.get("enum"), list):
@@ -125,7 +125,6 @@ class ValueRules:
             if isinstance(schema.get(word), list) and schema[word]:
                 parts = [self._value(branch, root, f"{where}/{word}/{n}", depth + 1) for n, branch in enumerate(schema[word])]
                 return "(" + " | ".join(dict.fromkeys(parts)) + ")"
-        shape = shape_of(schema, root)
         if "type" not in schema and shape.text_only and not any(key in schema for key in ("pattern", "minLength", "maxLength")):
             return self._any()
         parts = [self._typed(kind, schema, root, where, depth) for kind in sorted(shape.types)]

@@ -11,10 +11,10 @@ from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
 from pooled_mlx.chat_formats.raw_values import text_branches
 from pooled_mlx.chat_formats.schemas import (
     condition,
-    is_impossible,
     only_types,
     parameters_of,
     part_of,
+    possible_shape,
     requirement,
     shape_of,
     variants,
@@ -128,12 +128,13 @@ class ParameterRules(ABC):
         return self.lark.rule("parameters", "\n    | ".join([self.end, *bodies]))
 
     def _value(self, tool: Tool, name: str, schema: object, root: Mapping[str, Any]) -> list[Value]:
-        shape = shape_of(schema, root)
         where = f"{rules.where_of(tool)}/properties/{name}"
+        shape = possible_shape(schema, root)
+        if shape is None and tool.name not in self.spec.degraded:
+            raise SchemaError(where, "", "no value can meet this schema")
+        shape = shape or shape_of(None)
         if tool.name in self.spec.degraded:
             return [(self.raw(""), True)] if shape.maybe_text else [self._json({"type": sorted(shape.types)}, where)]
-        if is_impossible(schema, root):
-            raise SchemaError(where, "", "no value can meet this schema")
         if tool.custom and tool.grammar is not None and tool.grammar.syntax == "lark":
             if self.tag and runs_on(tool.grammar.definition, self.tag):
                 raise SchemaError("", "grammar", "its texts run on into the tag that closes them, so that no call could end")

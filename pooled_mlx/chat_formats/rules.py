@@ -48,7 +48,7 @@ def with_examples(
     opening, closing = pair
     if closing not in spec.markers:
         return plain
-    example = lark.terminal("EXAMPLE", rf"{text} & /(?s:.*){regex(opening)}(?s:.*)/")
+    example = lark.terminal("EXAMPLE", ("" if text == ANY_TEXT else f"{text} & ") + f"/(?s:.*){regex(opening)}(?s:.*)/")
     rest = f"{lark.special(closing)} {again}"
     alternatives = [plain, f"{example} {rest}"]
     if end:

@@ -61,14 +61,13 @@ def shape_of(schema: object, root: object = None) -> Shape:
 
     A schema that names no type and implies none takes a string.
     """
-    shape = _shape(schema, root, {})
-    return _TEXT if shape is None or not shape.types else shape
+    return possible_shape(schema, root) or _TEXT
 
 
-def is_impossible(schema: object, root: object = None) -> bool:
-    """True when no type is left for a value of `schema`."""
+def possible_shape(schema: object, root: object = None) -> Shape | None:
+    """`shape_of`, but None where no type is left for a value of `schema`."""
     shape = _shape(schema, root, {})
-    return shape is not None and not shape.types
+    return _TEXT if shape is None else shape if shape.types else None
 
 
 def parameters_of(schema: object) -> dict[str, Any]:
