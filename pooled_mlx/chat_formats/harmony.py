@@ -19,35 +19,58 @@ START, END, MESSAGE = "<|start|>", "<|end|>", "<|message|>"
 CHANNEL, CONSTRAIN, CALL, RETURN = "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"
 FUNCTIONS = "functions."
 
-_RECIPIENT = re.compile(r"to=([^\s<]+)")
-_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _TAGS = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
+_ENDS = (END, CALL, RETURN)
+_CHANNELS = ("analysis", "commentary", "final")
+
+
+def _beginning(word: str, more: str = "") -> str:
+    """A regex for `word` and what it begins with; `more` may follow the whole word."""
+    found = more
+    for char in reversed(word):
+        found = f"(?:{re.escape(char)}{found})?"
+    return found
+
+
+_HEADER = re.compile(
+    rf"(?:{re.escape(START)}\s*assistant)?\s*(?:to=(?P<before>[^\s<]+))?\s*"
+    rf"(?:{re.escape(CHANNEL)}\s*(?P<channel>{'|'.join(_CHANNELS)})\b\s*(?:to=(?P<after>[^\s<]+))?)?\s*"
+    rf"(?:(?:{re.escape(CONSTRAIN)}\s*|(?<=\s))(?P<type>[\w-]*))?\s*"
+)
+_RECIPIENT = _beginning("to=", r"[^\s<]*")
+_MAY_BE_HEADER = re.compile(
+    rf"(?:{re.escape(START)}\s*{_beginning('assistant')})?\s*{_RECIPIENT}\s*"
+    rf"(?:{re.escape(CHANNEL)}\s*(?:{'|'.join(map(_beginning, _CHANNELS))})(?:\s+{_RECIPIENT})?\s*)?"
+    rf"(?:(?:{re.escape(CONSTRAIN)}\s*|(?<=\s))[\w-]*)?\s*"
+)
+"""Matches whatever a header may begin with, so that other text is told from one as soon as it differs."""
 
 
 class HarmonyParser:
     """Reads messages. The answer begins inside the header of the first one.
 
     analysis is reasoning; final, and commentary to nobody, are answer text; a message to a callable function is a call. A
-    message to anyone else is text, its header included.
+    message to anyone else is text, its header included, and so is what looks like a header and is none. In the final message
+    a tag that does not end it is text; in the others a header may come without the end of the message before it.
     """
 
     def __init__(self, setup: ParserSetup) -> None:
         self._writer = setup.writer
         self._setup = setup
         self._calls = Calls(setup, 1)
-        self._spelled = tuple(tag for tag in _TAGS if tag not in setup.token_tags) if not setup.token_tags else ()
-        self._header = ""
-        self._body = ""
+        self._spelled = tuple(tag for tag in _TAGS if tag not in setup.token_tags)
+        self._body = "none"
+        """The message being read: "none", "analysis", "preamble", "final", "call", "called" (its arguments are complete)."""
+        self._header: str | None = ""
+        """The header that may follow the message, None where none began."""
         self._behind = ""
         self._reader: HermesReader | None = None
-        self._first = True
-        """No tag was seen: what came is text that lacks its header."""
         self._held = ""
 
     @property
     def in_reasoning(self) -> bool:
         """True inside a message on the analysis channel."""
-        return self._body == "analysis"
+        return self._body == "analysis" and self._header is None
 
     def text(self, text: str) -> None:
         """Ordinary text."""
@@ -77,18 +100,25 @@ class HarmonyParser:
         self._plain(held)
         if self._body == "call" and cut:
             return
-        if self._first:
-            self._writer.text(self._header)
-        elif self._body == "" and not cut:
-            self._writer.text(_words_of(self._header))
+        self._end_header(cut)
         self._end_message()
 
     def _plain(self, text: str) -> None:
+        """Text of the header, as long as it may be one, or of the message."""
         if not text:
             return
-        if self._body == "":
-            self._header += text
-        elif self._body == "analysis":
+        if self._header is None:
+            self._content(text)
+            return
+        self._header += text
+        if "<" in text or _MAY_BE_HEADER.fullmatch(self._header) is None:
+            self._no_header()
+
+    def _content(self, text: str) -> None:
+        if self._body == "none":
+            # text that lacks its header
+            self._body = "preamble"
+        if self._body == "analysis":
             self._writer.reasoning(text)
         elif self._body == "call":
             assert self._reader is not None
@@ -96,48 +126,72 @@ class HarmonyParser:
             if state == "done":
                 self._reader = None
                 self._body = "called"
-                self._plain(rest)
+                self._behind = rest
         elif self._body == "called":
             self._behind += text
         else:
             self._writer.text(text)
 
     def _tag(self, name: str) -> None:
-        self._first = False
-        if name in (START, END, CALL, RETURN):
-            if self._body == "":
-                header, self._header = self._header, ""
-                self._writer.text(_words_of(header))
-                return
+        if self._body == "call" and name not in (CALL, RETURN) and self._reader is not None and self._reader.in_value:
+            self._content(name)
+        elif name in _ENDS:
+            self._end_header(False)
             self._end_message()
-        elif self._body == "" and name == MESSAGE:
+            self._header = ""
+        elif self._header is None:
+            if name in (START, CHANNEL) and self._body != "final":
+                self._header = name
+            else:
+                self._content(name)
+        elif name == MESSAGE:
             self._begin_message()
-        elif self._body == "":
-            self._header += name
-        elif name == CHANNEL:
-            # a header without the end of the message before it
-            self._end_message()
-            self._header = name
         else:
-            self._plain(name)
+            self._header += name
+            if _MAY_BE_HEADER.fullmatch(self._header) is None:
+                self._no_header()
+
+    def _no_header(self) -> None:
+        """What began like a header is text of the message it stands in."""
+        header, self._header = self._header or "", None
+        self._content(header)
+
+    def _end_header(self, cut: bool) -> None:
+        """The message, or the answer, ends in a header. A whole header without a message says nothing; neither does the
+        beginning of one that a limit cut off."""
+        header = self._header or ""
+        if not header:
+            return
+        found = _HEADER.fullmatch(header)
+        whole = found is not None and (found["type"] in (None, "", "json") or CONSTRAIN in header)
+        begun = header.removeprefix(START).strip() in ("", CHANNEL)
+        if not ((whole or begun or cut) and header.startswith((START, CHANNEL))):
+            self._no_header()
+        self._header = None
 
     def _begin_message(self) -> None:
-        header, self._header = self._header, ""
-        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
-        kind = channel[1] if channel else "final"
-        if recipient is not None and recipient[1] != "assistant":
+        header = self._header or ""
+        found = _HEADER.fullmatch(header)
+        if found is None:
+            self._no_header()
+            self._content(MESSAGE)
+            return
+        self._header = None
+        self._end_message()
+        recipient = found["before"] or found["after"] or "assistant"
+        if recipient != "assistant":
             if self._calls.possible:
                 reader = HermesReader(self._setup, self._calls, frozenset({"name"}), frozenset({"arguments"}))
-                if reader.begin(recipient[1].removeprefix(FUNCTIONS)):
+                if reader.begin(recipient.removeprefix(FUNCTIONS)):
                     self._reader, self._body = reader, "call"
                     return
-            self._body = "text"
+            self._body = "final"
             self._writer.text(header + MESSAGE)
-        elif kind == "analysis":
+        elif found["channel"] == "analysis":
             self._writer.open_reasoning()
             self._body = "analysis"
         else:
-            self._body = "text"
+            self._body = "preamble" if found["channel"] == "commentary" else "final"
 
     def _end_message(self) -> None:
         if self._body == "analysis":
@@ -149,13 +203,7 @@ class HarmonyParser:
         elif self._reader is not None:
             self._reader.close()
             self._reader = None
-        self._body = ""
-
-
-def _words_of(header: str) -> str:
-    """What a header that no message follows says besides role and channel: words that the model put in the wrong place."""
-    words = header.removeprefix("assistant").removeprefix(CHANNEL)
-    return "" if words.strip() in ("", "analysis", "commentary", "final") or _RECIPIENT.search(words) else words
+        self._body = "none"
 
 
 def _place(text: str, tag: str) -> int:

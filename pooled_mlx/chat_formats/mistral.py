@@ -64,13 +64,13 @@ class MistralReader:
             return self._checked(self._json.feed(text))
         self._name += text
         tag = next((tag for tag in self._spelled if tag in self._name), "")
+        text = ""
         if tag:
             self._name, _, text = self._name.partition(tag)
-            return self._on_tag(tag, text)
         name = self._name.rstrip(SPACE)
         if self._mode == "name" and (len(name) > _LONGEST_NAME or any(space in name for space in SPACE)):
             return self._rejected()
-        return "open", ""
+        return self._on_tag(tag, text) if tag else ("open", "")
 
     def tag(self, name: str) -> Step:
         """A tag as a token of its own."""

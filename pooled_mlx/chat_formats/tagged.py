@@ -237,7 +237,7 @@ class TaggedParser:
                 return
             self._end_call(False)
         self._put(self._take_held())
-        self._outer_tag(name)
+        self._outer_tag(name, token=True)
 
     def finish(self, cut: bool) -> None:
         """The answer is over."""
@@ -281,14 +281,14 @@ class TaggedParser:
         while text:
             text = self._step(text) if self._reader is None else self._read(text)
 
-    def _outer_tag(self, name: str) -> None:
+    def _outer_tag(self, name: str, *, token: bool = False) -> None:
         if name == self._think and self._may_think:
             self._thinking, self._may_think = True, False
             self._header_left = self._think_header
             self._writer.open_reasoning()
         elif name == self._think and self._thinking and not self._writer.reasoning_text:
             return  # the prompt has opened the thought, and the model repeats that
-        elif name == self._think and not self._said and not self._thinking:
+        elif name == self._think and token and not self._said and not self._thinking:
             self._empty = name
         elif name == self._end_think and self._thinking:
             self._thinking, self._header_left = False, ""

@@ -49,6 +49,7 @@ class PlainAnswer:
     in_reasoning = False
     reasoning_tokens = 0
     notes: tuple[str, ...] = ()
+    ended_in_thought: bool = False
 
     def feed(self, token: int) -> list[Event]:
         return [Text(f"{token} ")]

@@ -46,6 +46,14 @@ def test_thinking_tags_are_text_where_thinking_is_off(chat_format: str, said: st
     assert (outcome.text, outcome.reasoning, outcome.notes) == (said, "", ())
 
 
+def test_a_spelled_tag_after_an_empty_thought_is_text_in_its_place() -> None:
+    said = "</think><think>x "
+    assert says(said, "plain", tags=(), thinking=True).text == "<think>x "
+    pieces = PieceTable(())
+    whole = [pieces.token(said.encode())]
+    assert says(whole, "plain", tags=(), table=pieces.table, thinking=True).text == "<think>x "
+
+
 @pytest.mark.parametrize(
     ("chat_format", "tags", "said"),
     [

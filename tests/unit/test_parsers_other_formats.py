@@ -14,6 +14,7 @@ from tests.answers import (
     TAGS,
     WRITE,
     Outcome,
+    PieceTable,
     says,
 )
 
@@ -204,11 +205,53 @@ def test_harmony_text_without_a_header_and_cut_answers() -> None:
     assert cut.calls == []
 
 
-@pytest.mark.parametrize("end", ["<|return|>", "<|end|>", ""])
-def test_harmony_words_in_a_header_without_a_message_are_text(end: str) -> None:
-    assert harmony(f"<|channel|>The answer is 4.{end}").text == "The answer is 4."
-    assert harmony(f"{THOUGHT}<|channel|>The answer is 4.{end}").text == "The answer is 4."
-    assert harmony(f"<|channel|>final{end}").text == ""
+def test_harmony_what_is_no_header_is_given_back() -> None:
+    for said in (
+        "<|channel|>The answer is 4.",
+        "<|channel|>Yes",
+        "<|channel|>final answer: 4",
+        "<|channel|>final answer",
+        "<|start|>user",
+        "The answer is 4.",
+        "to be",
+        " ",
+    ):
+        for ended in (said, f"{said}<|return|>", f"{said}<|end|>"):
+            for tools in (BOTH, ()):
+                outcome = says(ended, "harmony", tools, tags=HARMONY_TAGS)
+                assert (outcome.text, outcome.calls, outcome.reason) == (said, [], "stop")
+        assert harmony(THOUGHT.removesuffix("<|start|>assistant") + said).text == said.lstrip("\n")
+    assert harmony("<|channel|>The<|message|>4<|return|>").text == "<|channel|>The<|message|>4"
+
+
+@pytest.mark.parametrize(
+    "header", ["<|channel|>", "<|channel|>final", "<|channel|>final<|constrain|>json", "<|start|>assistant"]
+)
+@pytest.mark.parametrize("ends", ["stop", "length"])
+def test_harmony_a_header_without_a_message_says_nothing(header: str, ends: str) -> None:
+    assert harmony(header, ends=ends).events == []
+    assert harmony("<|channel|>analysis<|message|>hm<|end|>" + header, ends=ends).text == ""
+    assert harmony("<|channel|>fin", ends="length").text == ""
+
+
+def test_harmony_tags_in_a_message_are_text() -> None:
+    said = "Use <|start|>assistant<|channel|>analysis<|message|>hm<|constrain|> for thoughts."
+    outcome = harmony(f"{THOUGHT}<|channel|>final<|message|>{said}<|return|>")
+    assert (outcome.reasoning, outcome.text) == ("Need the file.", said)
+    thought = "The <|channel|> token, then the name"
+    outcome = harmony(f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant<|channel|>final<|message|>4")
+    assert (outcome.reasoning, outcome.text) == (thought, "4")
+
+
+def test_harmony_a_header_may_come_without_the_end_before_it() -> None:
+    outcome = harmony("<|channel|>analysis<|message|>hm<|channel|>final<|message|>4<|return|>")
+    assert (outcome.reasoning, outcome.text) == ("hm", "4")
+
+
+def test_harmony_tags_in_a_string_of_a_call() -> None:
+    content = "a <|end|> b <|start|>assistant<|channel|>final<|message|>c"
+    call = "<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>"
+    assert harmony(f'{call}{{"path": "{content}"}}<|call|>').calls == [("read_file", {"path": content})]
 
 
 @pytest.mark.parametrize("tags", [GLM_TAGS, TAGS, ()])
@@ -239,3 +282,11 @@ def test_quotes_around_names_are_dropped(name: str) -> None:
     assert gemma(f'<|tool_call>call:{name}{{path:<|"|>"a"<|"|>}}<tool_call|>').calls == want
     assert harmony(f'<|channel|>commentary to=functions.{name} json<|message|>{{"path": "\\"a\\""}}<|call|>').calls == want
     assert says(f'[TOOL_CALLS]{name}[ARGS]{{"path": "\\"a\\""}}', "mistral", tags=MISTRAL_TAGS).calls == want
+
+
+def test_mistral_a_name_with_blanks_is_refused_alike_however_it_arrives() -> None:
+    said = '[TOOL_CALLS]f[TOOL_CALLS][{"name": "f", "arguments": {[TOOL_CALLS]f[ARGS]{"a": "'
+    pieces = PieceTable(MISTRAL_TAGS[:2])
+    whole = says([pieces.token(said.encode())], "mistral", BOTH, tags=MISTRAL_TAGS[:2], table=pieces.table)
+    by_byte = says(said, "mistral", BOTH, tags=MISTRAL_TAGS[:2])
+    assert (whole.events, whole.notes) == (by_byte.events, by_byte.notes)

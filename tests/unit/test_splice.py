@@ -15,7 +15,9 @@ from pooled_mlx.engine.prompt import Prompt, PromptBuilder
 from pooled_mlx.engine.replay_assets import replay_template
 from pooled_mlx.engine.templates import ChatTemplate
 from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.text.tokens import TokenTable
 from tests import template_families as families
+from tests.answers import stream_of
 from tests.small_tokenizer import CHATML, QWEN_TAGS, byte_level_tokens
 
 ON, OFF = Thinking(on=True), Thinking()
@@ -340,3 +342,27 @@ def test_nothing_is_spliced_where_the_turns_cannot_be_told_apart() -> None:
     assert odd.turns == ()
     assert odd.head in odd.boundaries
     assert not np.array_equal(odd.ids[: len(cached)], cached)
+
+
+@pytest.mark.parametrize(("thinking", "opened"), [(ON, "hm\n</think>\n\n"), (OFF, "")])
+@pytest.mark.parametrize("said", ["It is <think>so</think> written.", "<think>\nso\n</think>\n\nx", "</think>", "a</think>b"])
+def test_thinking_tags_in_an_answer_come_back_as_they_were_generated(thinking: Thinking, opened: str, said: str) -> None:
+    build = replay()
+    prompt = build.build(ask(user("q"), thinking=thinking))
+    names = {index: text for text, index in build.tokens.added.items()}
+    table = TokenTable(build.tokens.bytes_of, names, build.tokens.eos_ids)
+    request = ask(user("q"), thinking=thinking)
+    stream = stream_of(table, "qwen3_coder", request, thinking=prompt.reasoning_open)
+    for token in spell(build.tokens, opened + said):
+        stream.feed(token)
+    stream.finish("stop")
+    text, reasoning, _ = stream.parsed()
+    assert (text, reasoning) == (said, opened[:2])
+    answer = Turn("assistant", text, reasoning=reasoning or None)
+    _, cached = generate(build, request, opened + said, answer)
+    assert hits(build, ask(user("q"), answer, user("next"), thinking=thinking), cached)
+    for other in (replace(answer, text=said + "!"), Turn("assistant", said)):
+        ids = build.build(ask(user("Q"), other, user("next"), thinking=thinking)).ids
+        without = build.build(ask(user("Q"), replace(other, text="x"), user("next"), thinking=thinking)).ids
+        for tag in ("<think>", "</think>"):
+            assert (ids == build.tokens.control[tag]).sum() == (without == build.tokens.control[tag]).sum()
