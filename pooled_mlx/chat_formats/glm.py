@@ -224,7 +224,7 @@ class _Parameters(ParameterRules):
             return f"{text} {self.close}"
         return f'{rules.until(self.lark, self.lark.text(END_VALUE), text)} "\\n"?'
 
-    def raw(self, but: str) -> str:
+    def write_raw(self, but: str) -> str:
         """Any text. A closing tag that neither the next key nor the end of the call follows is content."""
         lark = self.lark
         text = lark.terminal("RAW", rules.text_but(but)) if but else rules.ANY_TEXT

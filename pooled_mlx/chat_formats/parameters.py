@@ -51,6 +51,7 @@ class ParameterRules(ABC):
         self.close = close
         self.tag = tag
         self._known: dict[str, str] = {}
+        self._raws: dict[str, str] = {}
 
     @abstractmethod
     def head(self, name: str) -> str:
@@ -65,8 +66,14 @@ class ParameterRules(ABC):
         """A text that matches all these regexes, and its closing tag."""
 
     @abstractmethod
+    def write_raw(self, but: str) -> str:
+        """The rule that `raw` gives, written."""
+
     def raw(self, but: str) -> str:
         """Any text, and its closing tag. `but` are characters the text must not begin with, as a regex set without brackets."""
+        if but not in self._raws:
+            self._raws[but] = self.write_raw(but)
+        return self._raws[but]
 
     def literal(self, text: str) -> str:
         """Exactly this text, and its closing tag."""

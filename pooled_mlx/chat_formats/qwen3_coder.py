@@ -265,7 +265,7 @@ class _Parameters(ParameterRules):
         body = self.lark.terminal("TEXT", " & ".join([*expressions, without(END_PARAMETER)]))
         return self.lark.rule("value", body, attributes=f"[suffix={self.close}]")
 
-    def raw(self, but: str) -> str:
+    def write_raw(self, but: str) -> str:
         """A text up to the first closing tag, which may be content: see `more`."""
         text = self.lark.terminal("RAW", rules.text_but(but)) if but else rules.ANY_TEXT
         end = self.lark.text(END_PARAMETER)
