@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from pooled_mlx.connect.conflicts import in_json, project_folders
 from pooled_mlx.connect.merge import JsonMerge, json_text, shell_lines
-from pooled_mlx.connect.target import FileChange, Launch, Profile, Surroundings, Target
+from pooled_mlx.connect.target import TEMPORARY, FileChange, Launch, Profile, Surroundings, Target
 
 _ALL_TOOLS_FROM = 65_536
 """From this context on all tools are declared at once: loading them on demand changes the front of the prompt each time."""
-_CLOUDS = ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY")
-_MANAGED = (
-    "/Library/Application Support/ClaudeCode/managed-settings.json",
-    "/etc/claude-code/managed-settings.json",
+_OTHER_WAYS = (
+    "CLAUDE_CODE_USE_BEDROCK",
+    "CLAUDE_CODE_USE_VERTEX",
+    "CLAUDE_CODE_USE_FOUNDRY",
+    "CLAUDE_CODE_USE_MANTLE",
+    "CLAUDE_CODE_USE_ANTHROPIC_AWS",
+    "CLAUDE_CODE_USE_ANTHROPIC_GOOGLE_CLOUD",
+    "CLAUDE_CODE_USE_GATEWAY",
+    "ANTHROPIC_UNIX_SOCKET",
+    "CLAUDE_CODE_SUBAGENT_MODEL",
 )
-"""Settings of an organisation: nothing wins over them."""
+"""Variables that lead requests past the base URL, or to models that this server does not have; empty, they do not."""
+_MANAGED = ("/Library/Application Support/ClaudeCode", "/etc/claude-code")
+"""Folders of an organisation's settings: nothing wins over them."""
 
 
 def environment(target: Target) -> dict[str, str]:
@@ -38,8 +46,7 @@ def environment(target: Target) -> dict[str, str]:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "API_TIMEOUT_MS": "3600000",
         "CLAUDE_STREAM_IDLE_TIMEOUT_MS": "600000",
-        # With one of these it would talk to a cloud, whatever the base URL says.
-        **dict.fromkeys(_CLOUDS, "0"),
+        **dict.fromkeys(_OTHER_WAYS, ""),
     }
     if target.context_tokens >= _ALL_TOOLS_FROM:
         env["ENABLE_TOOL_SEARCH"] = "false"
@@ -49,35 +56,38 @@ def environment(target: Target) -> dict[str, str]:
 def profile(target: Target) -> Profile:
     """Environment variables, or the `env` of `~/.claude/settings.json`."""
     env = environment(target)
+    shown = {name: value for name, value in env.items() if value}
     # The model's own search would run on Anthropic's servers.
     settings = {"env": env, "permissions": {"deny": ["WebSearch"]}}
 
-    def overruled(paths: list[Path]) -> list[str]:
-        return [
-            line
-            for path in paths
-            for name in ("ANTHROPIC_BASE_URL", *_CLOUDS)
-            for line in in_json(path, ("env", name), env[name])
-        ]
+    def overruled(paths: Iterable[Path]) -> list[str]:
+        names = ("ANTHROPIC_BASE_URL", *_OTHER_WAYS)
+        return [line for path in paths for name in names for line in in_json(path, ("env", name), env[name])]
 
     def stronger(around: Surroundings) -> list[str]:
         names = ("settings.local.json", "settings.json")
-        return overruled([folder / ".claude" / name for folder in project_folders(around) for name in names])
+        return overruled(folder / ".claude" / name for folder in project_folders(around) for name in names)
+
+    def managed(_: Surroundings) -> list[str]:
+        folders = [Path(folder) for folder in _MANAGED]
+        files = [folder / "managed-settings.json" for folder in folders]
+        return overruled([*files, *(path for folder in folders for path in sorted(folder.glob("managed-settings.d/*.json")))])
 
     return Profile(
         name="claude",
         title="Claude Code",
-        text=f"{shell_lines(env, 'claude')}\n\nor in ~/.claude/settings.json:\n\n{json_text(settings)}",
+        text=f"{shell_lines(shown, 'claude')}\n\nor in ~/.claude/settings.json:\n\n{json_text(settings)}",
         install="npm install -g @anthropic-ai/claude-code",
         changes=(FileChange("~/.claude/settings.json", JsonMerge(settings), "CLAUDE_CONFIG_DIR", "~/.claude"),),
         # Its settings files may set variables too, and win over the environment; these settings win over the files.
         launch=Launch(
-            ("claude", "--settings", json.dumps(settings)),
+            ("claude", "--settings", f"{TEMPORARY}/settings.json"),
             env,
+            {"settings.json": json_text(settings)},
             without=("ANTHROPIC_API_KEY", "ANTHROPIC_CUSTOM_HEADERS", "CLAUDE_CODE_OAUTH_TOKEN"),
             own_options=("--settings",),
         ),
         after="claude",
         stronger=stronger,
-        managed=lambda _: overruled([Path(path) for path in _MANAGED]),
+        managed=managed,
     )

@@ -67,7 +67,8 @@ def test_claude() -> None:
     assert env["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
     assert env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "131072"
     assert env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "16384"
-    assert {value for name, value in env.items() if name.endswith("_MODEL")} == {OPEN.model_id}
+    assert {value for name, value in env.items() if name.endswith("_MODEL")} == {OPEN.model_id, ""}
+    assert env["CLAUDE_CODE_SUBAGENT_MODEL"] == ""
     assert env["ENABLE_TOOL_SEARCH"] == "false"
     small = profile_of("claude", SMALL)
     assert "ENABLE_TOOL_SEARCH" not in small.launch.env  # type: ignore[union-attr]

@@ -58,17 +58,19 @@ def started(name: str, target: Target = TARGET) -> Launch:
 
 def test_claude_settings_of_ours_win_over_files_that_set_variables() -> None:
     start = started("claude")
-    settings = json.loads(start.argv[start.argv.index("--settings") + 1])
+    assert start.argv[1:] == ("--settings", "@TEMPORARY@/settings.json")  # a file: other users see the arguments
+    settings = json.loads(start.files["settings.json"])
     assert settings["env"] == dict(start.env)
     assert settings["env"]["ANTHROPIC_BASE_URL"] == TARGET.base_url
-    assert all(settings["env"][name] == "0" for name in ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"))
+    assert all(settings["env"][name] == "" for name in ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"))
     assert settings["permissions"] == {"deny": ["WebSearch"]}
     assert "ANTHROPIC_API_KEY" in start.without
 
 
 def test_an_organisations_settings_that_nothing_beats_are_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    managed = tmp_path / "managed-settings.json"
-    monkeypatch.setattr("pooled_mlx.connect.claude._MANAGED", (str(managed),))
+    managed = tmp_path / "managed-settings.d/10.json"
+    managed.parent.mkdir()
+    monkeypatch.setattr("pooled_mlx.connect.claude._MANAGED", (str(tmp_path),))
     around = Surroundings({}, tmp_path, tmp_path)
     profile = profile_of("claude", TARGET)
     assert profile.managed(around) == []
