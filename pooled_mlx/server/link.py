@@ -71,7 +71,8 @@ class Link:
     async def refuse(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Answer without the application, reading the body only to throw it away."""
         raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-        raw.append((b"content-length", str(len(body)).encode()))
+        if status != 204:  # which has no body, and no length of one
+            raw.append((b"content-length", str(len(body)).encode()))
         drain = asyncio.ensure_future(self._drain())
         try:
             await self.send({"type": "http.response.start", "status": status, "headers": raw})

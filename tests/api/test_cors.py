@@ -21,6 +21,7 @@ async def test_a_preflight_of_an_allowed_origin_gets_204_before_the_token(path: 
         answer = await live.http.options(path, headers=ASK)
         assert answer.status_code == 204
         assert answer.content == b""
+        assert "content-length" not in answer.headers
         assert answer.headers["access-control-allow-origin"] == ORIGIN
         assert "POST" in answer.headers["access-control-allow-methods"]
         assert answer.headers["access-control-allow-headers"] == "authorization, content-type"
