@@ -59,10 +59,10 @@ class GlmReader:
         """A closing tag inside a value is content if the value goes on."""
         if self._mode != "value":
             return "yes"
-        if token and self._constrained and self._examples.open:
-            return "no" if self._end is None else "maybe"
-        if self._end is not None or (token and self._constrained):
-            return "yes"
+        if self._end is not None:  # the value may be over, unless the call that ends here is an example in it
+            return "maybe" if token and self._examples.open else "yes"
+        if token and self._constrained:
+            return "no" if self._examples.open else "yes"
         return "maybe" if token else "no"
 
     def refutes(self, text: str) -> bool:
@@ -231,13 +231,13 @@ class _Parameters(ParameterRules):
         if self._by_token:
             close = lark.special(END_VALUE)
             other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/[ \t\r\n]*/")
-            plain, more = f"{text} {close}", lark.rule("more", f'"" | {SELF} {other} {close}')
+            plain, more = f"{text} {close}", lark.rule("more", f'"" | {SELF} ({other})? {close}')
         else:
             close = lark.text(END_VALUE)
             tags = "<arg_key>" if END_CALL in self.spec.markers else r"<(arg_key>|\/tool_call>)"
             other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/[ \t\r\n]{{0,64}}{tags}(?s:.*)/")
             plain, more = rules.until(lark, close, text), lark.rule("more", f'"" | {SELF} {rules.until(lark, close, other)}')
-        again, end = self.raw("") if but else SELF, "" if self._by_token else lark.text(END_VALUE)
+        again, end = self.raw("") if but else SELF, rules.tag(self.spec, lark, END_VALUE)
         value = rules.with_examples(self.spec, lark, f"{plain} {more}", text, (CALL, END_CALL), again, end)
         return f'{value} "\\n"?' if self._by_token else value
 

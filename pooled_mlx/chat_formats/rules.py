@@ -19,6 +19,8 @@ from pooled_mlx.grammar.schema import lower
 ANY_TEXT = r"/(?s:.*)/"
 """Any text. A token that is a tag never matches it."""
 
+_SOME_TEXT = r"/(?s:.+)/"
+
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -43,7 +45,8 @@ def with_examples(
     """`plain`, the end of a raw value that is any `text`, or an example in it that ends with a real closing tag, and `again`.
 
     `pair` are the tags of the example. The opening one is spelled: without it a closing tag ends the value's own call, and only
-    another call or the end of the answer may follow. `end` is the spelled tag that ends a value, at which the lexer stops.
+    another call or the end of the answer may follow. `end` is what ends a value: a spelled tag, at which the lexer stops, or a
+    token.
     """
     opening, closing = pair
     if closing not in spec.markers:
@@ -52,8 +55,10 @@ def with_examples(
     rest = f"{lark.special(closing)} {again}"
     alternatives = [plain, f"{example} {rest}"]
     if end:
-        inside = lark.rule("inside", f'"" | {SELF} {until(lark, end)}')
-        alternatives.append(f"{until(lark, end, example)} {inside} {ANY_TEXT} {rest}")
+        is_token = end.startswith("<[")
+        inside = lark.rule("inside", f'"" | {SELF} ' + (f"{_SOME_TEXT}? {end}" if is_token else until(lark, end)))
+        first = f"{example} {end}" if is_token else until(lark, end, example)
+        alternatives.append(f"{first} {inside} {_SOME_TEXT + '?' if is_token else ANY_TEXT} {rest}")
     return lark.rule("raw", "\n    | ".join(alternatives))
 
 

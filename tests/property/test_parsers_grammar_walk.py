@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -334,3 +335,44 @@ def test_an_opening_tag_that_is_only_mentioned_does_not_hold_the_call_open() -> 
     assert says(ids, "qwen3_coder", (TEXTS,), constrained=True).calls == [("texts", {"a": "use <tool_call> to open"})]
     two = [*ids, ord("\n"), *ids]
     assert len(says(two, "qwen3_coder", (TEXTS,), constrained=True).calls) == 2
+
+
+@pytest.mark.parametrize("tags", [GLM_TAGS, TAGS])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "see <tool_call>g\n<arg_key>k</arg_key>\n<arg_value>v{}\n{CALL}\nand go on",
+        "a {} b{}{} c",
+        "x <tool_call>{CALL} x <tool_call>{CALL}",
+    ],
+)
+def test_glm_tags_that_are_content_stay_in_their_value(content: str, tags: tuple[str, ...]) -> None:
+    """`{}` is a closing tag of a value, `{CALL}` one of a call, each the token where the model has one."""
+    ids: list[int] = []
+    frame = ["<tool_call>texts\n<arg_key>a</arg_key>\n<arg_value>", "</arg_value>\n</tool_call>"]
+    pieces = [*_parts(frame[0], tags, 0), *_parts(content, tags, 1), *_parts(frame[1], tags, 0)]
+    for piece in pieces:
+        ids += [256 + tags.index(piece)] if piece in tags else list(piece.encode())
+    value = content.replace("{CALL}", "</tool_call>").replace("{}", "</arg_value>")
+    assert says(ids, "glm", (TEXTS,), tags=tags, constrained=True).calls == [("texts", {"a": value})]
+    if "{CALL} x" not in content:  # without a grammar a closing tag of the call may stand for all that is missing
+        assert says(ids, "glm", (TEXTS,), tags=tags).calls == [("texts", {"a": value})]
+    tokenizer = GrammarTokenizer.of_bytes(tags)
+    request = Request("r", (), tools=(TEXTS,), tool_choice=REQUIRED)
+    spec = AnswerSpec(request, request.callable_tools, False, False, None, frozenset(tags))
+    grammar = build(tokenizer, chat_formats.get("glm").grammar(spec, LarkBuilder(tokenizer.added))).matcher()
+    for index in ids:
+        grammar.consume(index if index < 256 else index + 1)
+    assert grammar.may_end()
+
+
+def _parts(text: str, tags: tuple[str, ...], content: int) -> list[str]:
+    """`text` cut at its tags: all that stand in a frame; in content only those written as placeholders."""
+    marks = {"{CALL}": "</tool_call>", "{}": "</arg_value>"} if content else {tag: tag for tag in GLM_TAGS}
+    pattern = re.compile("|".join(sorted(map(re.escape, marks), key=len, reverse=True)))
+    found: list[str] = []
+    at = 0
+    for match in pattern.finditer(text):
+        found += [text[at : match.start()], marks[match.group()]]
+        at = match.end()
+    return [piece for piece in [*found, text[at:]] if piece]
