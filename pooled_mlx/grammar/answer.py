@@ -19,7 +19,7 @@ from pooled_mlx.grammar.lark import LarkBuilder
 from pooled_mlx.grammar.match import CompiledGrammar, Compiler, GrammarRefused, GrammarTokenizer, first_line
 from pooled_mlx.grammar.memo import Memo
 from pooled_mlx.grammar.plain import stripped
-from pooled_mlx.grammar.schema import lower
+from pooled_mlx.grammar.schema import lower, plain_reason
 from pooled_mlx.grammar.spec import AnswerSpec
 
 _TOOLS = "/tools/"
@@ -124,10 +124,10 @@ def _make(
         try:
             compiled = tokens.compile(work.text)
         except GrammarRefused as refusal:
-            work.degrade(tokens, refusal)
+            spec = work.degrade(tokens, refusal)
             lark = work.write(spec)
             compiled = tokens.compile(work.text)
-    held = [item for item in lark.unenforced if not item.pointer.startswith(_TOOLS)]
+    held = [*work.given_up, *(item for item in lark.unenforced if not item.pointer.startswith(_TOOLS))]
     warnings = _warnings(spec, [*dropped, *lark.unenforced])
     return AnswerGrammar(work.text, tuple(map(_header, held)), tuple(warnings), compiled)
 
@@ -141,6 +141,8 @@ class _Work:
         self._tokenizer = tokenizer
         self._strict = strict
         self.text = ""
+        self.given_up: list[Unenforced] = []
+        """The format as a whole, where this model's vocabulary makes too much of its grammar."""
 
     def write(self, spec: AnswerSpec) -> LarkBuilder:
         """Write the grammar of `spec` into `text`. Raises `ApiError` for a format that cannot be held."""
@@ -158,12 +160,22 @@ class _Work:
             )
         return lark
 
-    def degrade(self, compiler: Compiler, refusal: GrammarRefused) -> None:
-        """Find the tools whose rules the engine refuses and note them in the spec, by halves: few tools out of many."""
+    def degrade(self, compiler: Compiler, refusal: GrammarRefused) -> AnswerSpec:
+        """The spec without what the engine refuses: a format that is not strict, and tools, found by halves (few out of many).
+
+        Raises `ApiError` for a strict format, and where nothing helps.
+        """
         spec = self._spec
         until = time.monotonic() + _SEARCH_SECONDS
         if spec.json_schema is not None and self._refused(compiler, ()):
-            raise bad_request(f"The schema of response_format cannot be compiled: {refusal.reason}.", "response_format")
+            reason = plain_reason(refusal.reason)
+            if self._strict:
+                raise bad_request(f"The schema of response_format cannot be compiled: {reason}.", "response_format")
+            self.given_up.append(Unenforced("", "schema", reason))
+            is_object = isinstance(spec.json_schema, Mapping) and spec.json_schema.get("type") == "object"
+            spec = self._spec = replace(spec, json_schema=_ANY_OBJECT if is_object else True)
+            if not self._refused(compiler, spec.tools):
+                return spec
         waiting = [spec.tools] if spec.tools else []
         while waiting:
             part = waiting.pop()
@@ -177,7 +189,8 @@ class _Work:
             else:
                 waiting += [part[: len(part) // 2], part[len(part) // 2 :]]
         if not spec.degraded or self._refused(compiler, spec.tools):
-            raise bad_request(f"The grammar of this request cannot be compiled: {refusal.reason}.", "tools")
+            raise bad_request(f"The grammar of this request cannot be compiled: {plain_reason(refusal.reason)}.", "tools")
+        return spec
 
     def _refused(self, compiler: Compiler, tools: tuple[Tool, ...]) -> str:
         self.write(replace(self._spec, tools=tools))

@@ -160,4 +160,4 @@ def _whole(root: Node, definitions: Mapping[str, Node]) -> Mapping[str, Any]:
     return {**root, "$defs": {name: definitions[name] for name in definitions if name in needed}} if needed else root
 
 
-__all__ = ["Lowered", "SchemaError", "Unenforced", "lower"]
+__all__ = ["Lowered", "SchemaError", "Unenforced", "lower", "plain_reason"]

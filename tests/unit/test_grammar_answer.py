@@ -21,7 +21,7 @@ from pooled_mlx.core.request import (
 )
 from pooled_mlx.grammar import lint
 from pooled_mlx.grammar.answer import AnswerGrammar, answer_grammar, needs_grammar
-from pooled_mlx.grammar.match import Compiler, GrammarTokenizer
+from pooled_mlx.grammar.match import Compiler, GrammarRefused, GrammarTokenizer
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 TOKENIZER = GrammarTokenizer.of_bytes(TAGS)
@@ -391,3 +391,26 @@ def test_a_custom_grammar_that_cannot_be_used_is_named(syntax: Any, definition: 
     tool = Tool("raw", custom=True, grammar=CustomGrammar(syntax, definition))
     (warning,) = made(request(tools=(WEATHER, tool)), chat_format).warnings
     assert "tool 'raw'" in warning
+
+
+def test_a_format_that_only_this_vocabulary_makes_too_large_is_given_up_as_a_whole_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looked at over bytes it can be held; the real vocabulary needs more expressions than the engine makes."""
+    real = Compiler.compile
+
+    def compile_(self: Compiler, text: str) -> Any:
+        if "maxLength" in text:
+            raise GrammarRefused("nothing can be written under it (lexer error: too many expressions constructed)")
+        return real(self, text)
+
+    monkeypatch.setattr(Compiler, "compile", compile_)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}, "required": ["a"]}
+    got = made(request(response_format=ResponseFormat("json_schema", schema)))
+    assert got.unenforced == ("schema at #",)
+    assert takes(got, '{"b": 1}')
+    assert not takes(got, "[1]")
+    with pytest.raises(ApiError) as refused:
+        made(request(response_format=ResponseFormat("json_schema", schema, strict=True)))
+    assert refused.value.param == "response_format"
+    assert "expressions" not in refused.value.message

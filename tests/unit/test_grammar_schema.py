@@ -333,6 +333,14 @@ def test_alternatives_told_apart_by_a_tag_in_what_the_parent_leaves() -> None:
     check({"type": "object", "properties": tag, "required": ["kind"], "oneOf": ones}, good, bad)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_references_in_a_circle_beside_an_alternative_that_takes_everything(strict: bool) -> None:
+    schema = {"anyOf": [{"$ref": "#/definitions/a"}, {}], "definitions": {"a": {"$ref": "#"}}, "type": "object"}
+    lowered = lower(schema, strict=strict)
+    assert lowered.unenforced == ()
+    assert check_grammar(f"%llguidance {{}}\nstart: %json {json.dumps(lowered.schema)}\n") == ""
+
+
 def test_what_is_too_large_together_is_named_by_the_users_own_keywords() -> None:
     ifs = [
         {"if": {"properties": {f"k{i}": {"const": True}}, "required": [f"k{i}"]}, "then": {"required": [f"v{i}"]}}
