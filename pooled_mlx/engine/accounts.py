@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pooled_mlx.engine.finish import HotCache, data_of
-from pooled_mlx.engine.group import DecodeGroup
 from pooled_mlx.engine.pool import Match, Pool
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.segments import SegmentData, bytes_of
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.batch import DecodeGroup
+from pooled_mlx.runner.segments import SegmentData, bytes_of
 
 _SPARE_PART, _MOST_SPARE = 8, 2048
 """A cache that must grow gets room for an eighth more, in tokens: growing copies it, and a turn adds a few hundred."""

@@ -10,19 +10,19 @@ from typing import Any
 from pooled_mlx.chat_formats.base import ChatFormat
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import bad_request, prompt_too_long
+from pooled_mlx.core.memory import MemoryPlan
 from pooled_mlx.core.ports import Prepared
 from pooled_mlx.core.request import Request
 from pooled_mlx.engine.channel import Channel
-from pooled_mlx.engine.faults import Faults
 from pooled_mlx.engine.grammars import Grammars
-from pooled_mlx.engine.memory import MemoryPlan
-from pooled_mlx.engine.prompt import Prompt, PromptBuilder
 from pooled_mlx.engine.reasons import PromptFacts, prompt_facts
-from pooled_mlx.engine.replay_script import ScriptedAnswer, ScriptedAnswers
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.sampler import MAX_TOP_K, SamplingParameters
+from pooled_mlx.engine.row import Row
 from pooled_mlx.grammar.answer import AnswerGrammar
 from pooled_mlx.grammar.match import CompiledGrammar
+from pooled_mlx.prompt.prompt import Prompt, PromptBuilder
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.replay.script import ScriptedAnswer, ScriptedAnswers
+from pooled_mlx.runner.sampler import MAX_TOP_K, SamplingParameters
 from pooled_mlx.text.answer_stream import AnswerStream
 from pooled_mlx.text.tokens import TokenTable
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pooled_mlx.core.errors import ApiError, engine_failed
-from pooled_mlx.engine.faults import ScriptedFault
 from pooled_mlx.engine.finish import NotFinite
-from pooled_mlx.engine.rows import Row
+from pooled_mlx.engine.row import Row
 from pooled_mlx.engine.slots import Slots
 from pooled_mlx.grammar.match import GrammarFailed
+from pooled_mlx.replay.faults import ScriptedFault
 
 _log = logging.getLogger("pooled.engine")
 

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from pooled_mlx.core.errors import ApiError
-from pooled_mlx.engine.rows import Row
+from pooled_mlx.engine.row import Row
 
 _log = logging.getLogger("pooled.engine")
 

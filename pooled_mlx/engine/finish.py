@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pooled_mlx.engine.pool import Kind, Pool, Segment
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.segments import Backing, SegmentData, bytes_of
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.segments import Backing, SegmentData, bytes_of
 
 _log = logging.getLogger("pooled.engine")
 

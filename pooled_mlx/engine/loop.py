@@ -12,20 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.errors import ApiError, engine_failed
 from pooled_mlx.core.events import Prefill as PrefillEvent
 from pooled_mlx.core.events import Queued
-from pooled_mlx.engine.cuts import CutRule
 from pooled_mlx.engine.endings import OWN_FAULTS, Counters, Endings
 from pooled_mlx.engine.finish import NotFinite
-from pooled_mlx.engine.group import DecodeGroup, padding_bytes
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
 from pooled_mlx.engine.pool import Match, Pool
 from pooled_mlx.engine.prefill import Prefill
 from pooled_mlx.engine.prefill_order import PrefillOrder
-from pooled_mlx.engine.rows import Row
+from pooled_mlx.engine.row import Row
 from pooled_mlx.engine.share import Share, pause
 from pooled_mlx.engine.slots import Guarded, Observer, Slots
+from pooled_mlx.runner.batch import DecodeGroup, padding_bytes
+from pooled_mlx.runner.model import LoadedModel, mx
 
 _log = logging.getLogger("pooled.engine")
 

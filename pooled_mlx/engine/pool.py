@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from pooled_mlx.engine.cuts import CutRule, Piece
+from pooled_mlx.core.cuts import CutRule, Piece
 from pooled_mlx.engine.eviction import Rank, Tails, Tier, eviction_ranks, thinning_victim
-from pooled_mlx.engine.exact_ids import Ids, as_ids
-from pooled_mlx.engine.segment_tree import (
+from pooled_mlx.engine.tree import (
     Boundary,
     Kind,
     Match,
@@ -29,6 +28,7 @@ from pooled_mlx.engine.segment_tree import (
     longest_match,
     newest_leaf,
 )
+from pooled_mlx.prompt.exact_ids import Ids, as_ids
 
 __all__ = ["Boundary", "Kind", "Lease", "Match", "Pool", "Segment", "SegmentData"]
 

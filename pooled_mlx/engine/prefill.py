@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pooled_mlx.engine.cuts import CutRule, Piece, checkpoints, pieces
+from pooled_mlx.core.cuts import CutRule, Piece, checkpoints, pieces
 from pooled_mlx.engine.finish import HotCache, data_of, store_segment
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
 from pooled_mlx.engine.pool import Match, Pool
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.segments import Backing, arrays_in, materialise, reserve
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.model import LoadedModel, mx
+from pooled_mlx.runner.segments import Backing, arrays_in, materialise, reserve
 
 _TAIL_TOKENS = 32
 """Where the output layer cannot be computed apart, a longer last piece is read without its last token first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pooled_mlx.engine.prefill import Prefill
-from pooled_mlx.engine.segment_tree import agreement
+from pooled_mlx.engine.tree import agreement
 
 _MOST_SKIPPED = 4
 """Pieces of shorter prompts that may go before one of the longest-waiting prompt."""

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from pooled_mlx.core.errors import ApiError, engine_failed
 from pooled_mlx.engine.accounts import Accounts
 from pooled_mlx.engine.finish import HotCache, NotFinite, data_of, finish_row
-from pooled_mlx.engine.group import DecodeGroup
 from pooled_mlx.engine.pool import Lease, Match, Pool
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.segments import Backing
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.batch import DecodeGroup
+from pooled_mlx.runner.segments import Backing
 
 _log = logging.getLogger("pooled.engine")
 

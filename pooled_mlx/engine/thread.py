@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from pooled_mlx.core.errors import ApiError, engine_failed, not_ready
 from pooled_mlx.engine.loop import EngineDead, Loop
-from pooled_mlx.engine.mlx_backend import finish_work
-from pooled_mlx.engine.rows import Row
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.model import finish_work
 
 _log = logging.getLogger("pooled.engine")
 

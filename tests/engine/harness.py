@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.events import Event, Failed, Finished, Text, check_order
 from pooled_mlx.core.ports import Prepared
 from pooled_mlx.core.request import Request, Role, ToolCall, Turn
-from pooled_mlx.engine.cuts import CutRule
 from pooled_mlx.engine.facts import Facts
 from pooled_mlx.engine.loop import Loop, LoopSettings
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
 from pooled_mlx.engine.pool import Match, Pool
-from pooled_mlx.engine.prompt import Prompt
-from pooled_mlx.engine.rows import EndReason, Row
-from pooled_mlx.engine.sampler import SamplingParameters
-from pooled_mlx.engine.segments import is_divisible
+from pooled_mlx.engine.row import EndReason, Row
 from pooled_mlx.engine.slots import Observer
+from pooled_mlx.prompt.prompt import Prompt
+from pooled_mlx.runner.model import LoadedModel, mx
+from pooled_mlx.runner.sampler import SamplingParameters
+from pooled_mlx.runner.segments import is_divisible
 
 _numbers = itertools.count()
 MOST_TURNS = 20_000

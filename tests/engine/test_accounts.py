@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from pooled_mlx.core.events import Failed
+from pooled_mlx.core.memory import CacheShape, plan_memory, request_bytes
 from pooled_mlx.core.request import Turn
-from pooled_mlx.engine import prefill, segments
+from pooled_mlx.engine import prefill
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.memory import CacheShape, plan_memory, request_bytes
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.segments import measure_shape
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner import segments
+from pooled_mlx.runner.model import LoadedModel, mx
+from pooled_mlx.runner.segments import measure_shape
 from tests.engine.harness import ModelProxy, assert_idle, drive, make_loop, make_row, run, solo_greedy
 from tests.engine.test_resources import active_bytes, wide_llama
 from tests.mac_devices import MACS

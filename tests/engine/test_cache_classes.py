@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pooled_mlx.engine.group import batchable
-from pooled_mlx.engine.mlx_backend import ArraysCache, KVCache, RotatingKVCache, mx
-from pooled_mlx.engine.segments import Backing, SegmentData, bytes_of, layers_of
+from pooled_mlx.runner.batch import batchable
+from pooled_mlx.runner.model import ArraysCache, KVCache, RotatingKVCache, mx
+from pooled_mlx.runner.segments import Backing, SegmentData, bytes_of, layers_of
 from tests.engine.harness import ModelProxy, assert_idle, make_loop, make_row, run, solo_greedy
 from tests.tiny_models import gemma3, llama, tokens
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from pooled_mlx.core.events import Failed
-from pooled_mlx.engine.faults import Faults
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.sampler import BatchSampler, SamplingParameters
+from pooled_mlx.engine.row import Row
 from pooled_mlx.grammar.lark import LarkBuilder
 from pooled_mlx.grammar.match import CompiledGrammar, Constraint, GrammarTokenizer, build
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.runner.model import LoadedModel, mx
+from pooled_mlx.runner.sampler import BatchSampler, SamplingParameters
 from tests.engine.harness import PlainAnswer, drive, make_loop, make_row, run, solo_greedy
 from tests.tiny_models import ARCHITECTURES, tokens
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.model import LoadedModel, mx
 from tests.engine.harness import make_loop, make_row, run
 from tests.tiny_models import ARCHITECTURES, tokens
 

@@ -9,9 +9,9 @@ import pytest
 
 from pooled_mlx.core.errors import ErrorKind
 from pooled_mlx.core.events import Failed, Finished, Prefill, Queued, Text
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.sampler import SamplingParameters
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.model import LoadedModel, mx
+from pooled_mlx.runner.sampler import SamplingParameters
 from tests.engine.harness import ModelProxy, assert_idle, drive, make_loop, make_row, run, solo_greedy
 from tests.tiny_models import ARCHITECTURES, tokens
 
@@ -184,7 +184,7 @@ def test_a_fault_at_every_step_ends_each_request_once(model: LoadedModel) -> Non
 
 
 def test_nan_logits_end_only_their_row(model: LoadedModel) -> None:
-    from pooled_mlx.engine.faults import Faults
+    from pooled_mlx.replay.faults import Faults
 
     for at in (0, 7):
         loop = make_loop(model)

@@ -10,10 +10,10 @@ import pytest
 
 from pooled_mlx.core.errors import ErrorKind
 from pooled_mlx.core.events import Failed, Finished
-from pooled_mlx.engine.faults import Faults
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.segments import arrays_in
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.runner.model import LoadedModel, mx
+from pooled_mlx.runner.segments import arrays_in
 from tests.engine.harness import ModelProxy, assert_idle, drive, make_loop, make_row, run
 from tests.engine.test_recovery import SHARED, end_of, prompt, solo
 from tests.tiny_models import ARCHITECTURES, tokens

@@ -11,11 +11,11 @@ import pytest
 
 from pooled_mlx.core.errors import not_ready
 from pooled_mlx.core.events import Failed, Finished
-from pooled_mlx.engine.faults import Faults
 from pooled_mlx.engine.loop import EngineDead, Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx, wrap_model
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.segments import arrays_in, measure_shape
+from pooled_mlx.engine.row import Row
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.runner.model import LoadedModel, mx, wrap_model
+from pooled_mlx.runner.segments import arrays_in, measure_shape
 from tests.engine.harness import ModelProxy, PlainAnswer, assert_idle, drive, make_loop, make_row, run, solo_greedy
 from tests.engine.test_loop import FailingModel
 from tests.tiny_models import ARCHITECTURES, tokens

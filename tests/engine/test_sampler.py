@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pooled_mlx.engine.mlx_backend import mx
-from pooled_mlx.engine.sampler import MAX_TOP_K, BatchSampler, SamplingParameters, _in_blocks, _largest
+from pooled_mlx.runner.model import mx
+from pooled_mlx.runner.sampler import MAX_TOP_K, BatchSampler, SamplingParameters, _in_blocks, _largest
 
 
 @pytest.mark.parametrize("vocab", [40, 64, 65, 4096, 4097, 49152, 50001])

@@ -12,9 +12,9 @@ import pytest
 
 from pooled_mlx.core.events import Failed, Finished
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel, memory_now, mx
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.sampler import SamplingParameters
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.model import LoadedModel, memory_now, mx
+from pooled_mlx.runner.sampler import SamplingParameters
 from tests.engine.harness import drive, make_loop, make_row
 from tests.tiny_models import ARCHITECTURES, tokens
 

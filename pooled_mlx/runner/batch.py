@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pooled_mlx.engine.mlx_backend import ArraysCache, LoadedModel, RotatingKVCache, mx
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.sampler import BatchSampler, usable_rows
-from pooled_mlx.engine.segments import Evaluation, arrays_in, layers_of
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.model import ArraysCache, LoadedModel, RotatingKVCache, mx
+from pooled_mlx.runner.sampler import BatchSampler, usable_rows
+from pooled_mlx.runner.segments import Evaluation, arrays_in, layers_of
 
 Pending = tuple[mx.array, mx.array]
 """The chosen, unread tokens `[batch]` of some rows and whether the logits behind them were finite `[batch]`."""

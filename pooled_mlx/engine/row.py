@@ -12,12 +12,12 @@ from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.events import Event, Failed, Finished, Usage
 from pooled_mlx.core.ports import Prepared
 from pooled_mlx.engine.channel import Channel
-from pooled_mlx.engine.faults import Faults
 from pooled_mlx.engine.pool import Boundary, Lease, Segment
-from pooled_mlx.engine.prompt import Prompt
-from pooled_mlx.engine.sampler import SamplingParameters
-from pooled_mlx.engine.segments import Backing, SegmentData
 from pooled_mlx.grammar.match import Constraint
+from pooled_mlx.prompt.prompt import Prompt
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.runner.sampler import SamplingParameters
+from pooled_mlx.runner.segments import Backing, SegmentData
 from pooled_mlx.text.answer_stream import AnswerStream
 
 if TYPE_CHECKING:

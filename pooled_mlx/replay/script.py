@@ -13,11 +13,11 @@ from typing import Any, Literal, get_args
 
 from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import Request
-from pooled_mlx.engine.faults import FaultKind, Faults, ScriptedFault
-from pooled_mlx.engine.pieces import cut_text
-from pooled_mlx.engine.replay_grammar import CannotFollow, Vocabulary, follow
-from pooled_mlx.engine.tokens import Tokens
 from pooled_mlx.grammar.match import Constraint
+from pooled_mlx.prompt.spans import cut_text
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.replay.faults import FaultKind, Faults, ScriptedFault
+from pooled_mlx.replay.follow import CannotFollow, Vocabulary, follow
 
 Split = Literal["token", "byte", "all"]
 _FIELDS = frozenset({"match", "text", "token_seconds", "prefill_seconds_per_1000", "split", "fault", "free"})

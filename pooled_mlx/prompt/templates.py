@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from pooled_mlx.core.errors import ApiError, bad_request
-from pooled_mlx.engine.tokens import TokenizerError, read_json
+from pooled_mlx.prompt.tokens import TokenizerError, read_json
 
 STEP_LIMIT = 20_000_000
 SECONDS_LIMIT = 20.0

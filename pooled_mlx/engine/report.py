@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from pooled_mlx.engine.exact_ids import ExactIds
 from pooled_mlx.engine.pool import Pool
 from pooled_mlx.engine.reasons import Reason
-from pooled_mlx.engine.segment_tree import Segment
+from pooled_mlx.engine.tree import Segment
+from pooled_mlx.prompt.exact_ids import ExactIds
 
 MOST_CONVERSATIONS = 100
 MOST_SEGMENTS = 1000

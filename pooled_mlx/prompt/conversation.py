@@ -11,8 +11,8 @@ from pooled_mlx.chat_formats.base import CUSTOM_PARAMETER, tool_schema
 from pooled_mlx.chat_formats.hermes import generic_instructions, render_call, render_tool_result
 from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import Request, Tool, ToolCall, Turn
-from pooled_mlx.engine.defuse import Disguise, strings_in
-from pooled_mlx.engine.template_traits import TemplateTraits
+from pooled_mlx.prompt.defuse import Disguise, strings_in
+from pooled_mlx.prompt.template_traits import TemplateTraits
 
 NEUTRAL_USER = "Continue."
 """Stands for the missing user turn where a template insists on one (after a client compacted its history)."""

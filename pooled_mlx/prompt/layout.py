@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pooled_mlx.core.request import Turn
-from pooled_mlx.engine.conversation import Said, last_user
-from pooled_mlx.engine.exact_ids import ExactIds, HistoryHash, Ids, Known, canonical_answer
-from pooled_mlx.engine.lost_text import with_lost_text
-from pooled_mlx.engine.pieces import Piece
-from pooled_mlx.engine.template_traits import TemplateTraits
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.conversation import Said, last_user
+from pooled_mlx.prompt.exact_ids import ExactIds, HistoryHash, Ids, Known, canonical_answer
+from pooled_mlx.prompt.spans import TextSpan, control_span, cut_text
+from pooled_mlx.prompt.template_traits import TemplateTraits
+from pooled_mlx.prompt.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class _Writer:
 
 
 def lay_out(
-    pieces: Sequence[Piece],
+    pieces: Sequence[TextSpan],
     tokens: Tokens,
     traits: TemplateTraits,
     said: Sequence[Said],
@@ -114,7 +113,7 @@ class _Plan:
     that ends it (None without an end token). `head` is the piece that opens the generation prompt.
     """
 
-    def __init__(self, pieces: Sequence[Piece], traits: TemplateTraits, said: Sequence[Said]) -> None:
+    def __init__(self, pieces: Sequence[TextSpan], traits: TemplateTraits, said: Sequence[Said]) -> None:
         self._pieces = pieces
         self._traits = traits
         self._said = said
@@ -254,3 +253,60 @@ def _without_next_opener(ids: Ids, tokens: Tokens, traits: TemplateTraits) -> Id
     """Some models end their turn with the opener of the next one, which the template writes anyway."""
     last = int(ids[-1])
     return ids[:-1] if last in traits.openers and last in tokens.eos_ids else ids
+
+
+# --- what a template leaves out
+
+_THOUGHT, _TEXT = "\ue000", "\ue001"
+"""Stand for a thought and a text while their surroundings are encoded."""
+
+
+def with_lost_text(
+    pieces: Sequence[TextSpan], header: str, turn: Turn, traits: TemplateTraits, tokens: Tokens
+) -> list[TextSpan]:
+    """The pieces of one assistant turn, with what the template left out of it right after its `header`."""
+    if not turn.tool_calls:
+        return list(pieces)
+    whole = "".join(piece.text for piece in pieces)
+    text, reasoning = turn.text.strip(), (turn.reasoning or "").strip()
+    form = ""
+    if reasoning and reasoning not in whole:
+        form = f"{traits.think_before}{_THOUGHT}{traits.think_after}"
+    if text and text not in whole:
+        form += _TEXT
+    if not form:
+        return list(pieces)
+    found = {ord(_THOUGHT): reasoning, ord(_TEXT): text}
+    lost = [(piece.text, piece.control) for piece in cut_text(form, tokens, lambda part: part.translate(found))]
+    before, after = _split(pieces, len(header if whole.startswith(header) else header.rstrip()))
+    if after and after[0][1] is None:
+        lost.append(("\n\n", None))
+    return _encoded([*before, *lost, *after], tokens)
+
+
+def _split(pieces: Sequence[TextSpan], characters: int) -> tuple[list[tuple[str, int | None]], list[tuple[str, int | None]]]:
+    before: list[tuple[str, int | None]] = []
+    after: list[tuple[str, int | None]] = []
+    for piece in pieces:
+        head, rest = piece.text[:characters], piece.text[characters:]
+        if head:
+            before.append((head, piece.control))
+        if rest:
+            after.append((rest, piece.control))
+        characters = max(characters - len(piece.text), 0)
+    return before, after
+
+
+def _encoded(spans: Sequence[tuple[str, int | None]], tokens: Tokens) -> list[TextSpan]:
+    joined: list[tuple[str, int | None]] = []
+    for text, control in spans:
+        if control is None and joined and joined[-1][1] is None:
+            joined[-1] = (joined[-1][0] + text, None)
+        else:
+            joined.append((text, control))
+    pieces: list[TextSpan] = []
+    for text, control in joined:
+        pieces.append(
+            TextSpan(tokens.encode_plain(text, inside=True), text) if control is None else control_span(control, text)
+        )
+    return pieces

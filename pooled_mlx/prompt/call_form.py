@@ -11,9 +11,9 @@ from typing import Any
 
 from pooled_mlx import chat_formats
 from pooled_mlx.core.request import Request, Tool
-from pooled_mlx.engine.template_traits import THINK_TAGS
-from pooled_mlx.engine.templates import ChatTemplate, TemplateFailed
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.template_traits import THINK_TAGS
+from pooled_mlx.prompt.templates import ChatTemplate, TemplateFailed
+from pooled_mlx.prompt.tokens import Tokens
 from pooled_mlx.text.answer_stream import AnswerStream
 from pooled_mlx.text.tokens import TokenTable
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pooled_mlx.engine.tokens import Tokens, alternation
+from pooled_mlx.prompt.tokens import Tokens, alternation
 
 _FIRST_STAND_IN = 0xE000
 _LAST_STAND_IN = 0xF8FF

@@ -14,8 +14,8 @@ import numpy as np
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import Request, Tool
-from pooled_mlx.engine.call_form import call_form
-from pooled_mlx.engine.conversation import (
+from pooled_mlx.prompt.call_form import call_form
+from pooled_mlx.prompt.conversation import (
     Said,
     arrange,
     disguised,
@@ -25,14 +25,14 @@ from pooled_mlx.engine.conversation import (
     read_turns,
     strings_of,
 )
-from pooled_mlx.engine.defuse import ControlText, Disguise, strings_in
-from pooled_mlx.engine.exact_ids import ExactIds, Ids
-from pooled_mlx.engine.pieces import Piece, cut_ids, cut_text
-from pooled_mlx.engine.splice import lay_out
-from pooled_mlx.engine.template_traits import learn_traits, leaves_open, template_options, without_empty_thoughts
-from pooled_mlx.engine.templates import ChatTemplate, Dates, TemplateFailed
-from pooled_mlx.engine.tokens import Tokens
-from pooled_mlx.engine.tool_forms import ToolForm, ToolForms
+from pooled_mlx.prompt.defuse import ControlText, Disguise, strings_in
+from pooled_mlx.prompt.exact_ids import ExactIds, Ids
+from pooled_mlx.prompt.layout import lay_out
+from pooled_mlx.prompt.spans import TextSpan, cut_ids, cut_text
+from pooled_mlx.prompt.template_traits import learn_traits, leaves_open, template_options, without_empty_thoughts
+from pooled_mlx.prompt.templates import ChatTemplate, Dates, TemplateFailed
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.prompt.tool_forms import ToolForm, ToolForms
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class PromptBuilder:
         prefix = json.dumps([system, form.digest.hex(), options], sort_keys=True, default=str)
         return self._dates.moment(_digest(prefix), _digest(prefix, first))
 
-    def _pieces(self, rendered: str, disguise: Disguise | None) -> list[Piece]:
+    def _pieces(self, rendered: str, disguise: Disguise | None) -> list[TextSpan]:
         if disguise is not None:
             return cut_text(rendered, self.tokens, disguise.show)
         pieces = cut_text(rendered, self.tokens)

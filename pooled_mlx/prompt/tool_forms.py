@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pooled_mlx.core.request import Tool
-from pooled_mlx.engine.conversation import listing
-from pooled_mlx.engine.defuse import property_names, strings_in
+from pooled_mlx.prompt.conversation import listing
+from pooled_mlx.prompt.defuse import property_names, strings_in
 
 BUDGET_BYTES = 32 << 20
 _ENTRY_BYTES = 600

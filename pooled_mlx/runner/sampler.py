@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pooled_mlx.engine.mlx_backend import mx
+from pooled_mlx.runner.model import mx
 
 MAX_TOP_K = 64
 _BLOCK = 64

@@ -16,40 +16,40 @@ import numpy as np
 
 from pooled_mlx import __version__, chat_formats
 from pooled_mlx.core.card import ModelCard
+from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.errors import ApiError, ErrorKind, not_ready, queue_full
 from pooled_mlx.core.events import Event
+from pooled_mlx.core.memory import DeviceFacts, MemoryPlan, Wired, plan_memory
 from pooled_mlx.core.ports import ModelInfo, Prepared
 from pooled_mlx.core.request import Request
 from pooled_mlx.engine.admission import Admission
-from pooled_mlx.engine.calibrate import cut_rule, measure_step, safe_step, stored_step
 from pooled_mlx.engine.channel import Channel
-from pooled_mlx.engine.cuts import CutRule
-from pooled_mlx.engine.devices import process_bytes, read_device
-from pooled_mlx.engine.exact_ids import ExactIds, Known, canonical_answer
 from pooled_mlx.engine.facts import Facts
-from pooled_mlx.engine.fingerprint import files_key, fingerprint
 from pooled_mlx.engine.grammars import Grammars
 from pooled_mlx.engine.loop import Loop, LoopSettings
-from pooled_mlx.engine.memory import DeviceFacts, MemoryPlan, Wired, plan_memory
-from pooled_mlx.engine.mlx_backend import LoadedModel, has_metal, load, memory_now, set_limits
 from pooled_mlx.engine.pool import Match, Pool
-from pooled_mlx.engine.pool_report import PoolReporter
-from pooled_mlx.engine.prompt import PromptBuilder
 from pooled_mlx.engine.reasons import RecentPrompts
-from pooled_mlx.engine.replay_script import ReplayScript, ScriptedAnswers
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.segments import is_divisible, measure_shape
-from pooled_mlx.engine.self_test import check_long_pieces
-from pooled_mlx.engine.templates import ChatTemplate
+from pooled_mlx.engine.report import PoolReporter
+from pooled_mlx.engine.row import Row
 from pooled_mlx.engine.thread import EngineStopped, EngineThread
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.exact_ids import ExactIds, Known, canonical_answer
+from pooled_mlx.prompt.prompt import PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.replay.script import ReplayScript, ScriptedAnswers
+from pooled_mlx.runner.calibrate import cut_rule, measure_step, safe_step, stored_step
+from pooled_mlx.runner.devices import process_bytes, read_device
+from pooled_mlx.runner.fingerprint import files_key, fingerprint
+from pooled_mlx.runner.model import LoadedModel, has_metal, load, memory_now, set_limits
+from pooled_mlx.runner.segments import is_divisible, measure_shape
+from pooled_mlx.runner.self_test import check_long_pieces
 from pooled_mlx.text.tokens import TokenTable
 
 _log = logging.getLogger("pooled.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class RoomSettings:
+class EngineSettings:
     """How the room runs. None means: chosen from the card and the machine. Sizes in tokens, bytes, rows.
 
     `seed` fixes the draws of all requests. `steps_file` keeps the measured prefill steps. `script` answers every request
@@ -83,7 +83,7 @@ class _Generation:
         self._channel.cancel()
 
 
-class Room:
+class LocalEngine:
     """One model, one loop, one pool. Satisfies `core.ports.Engine`.
 
     `start` returns at once; the model is loaded on the engine thread by `load_model`. `on_dead` is called, on that thread,
@@ -94,7 +94,7 @@ class Room:
         self,
         card: ModelCard,
         folder: Path,
-        settings: RoomSettings,
+        settings: EngineSettings,
         *,
         on_dead: Callable[[str], None] = lambda reason: None,
         load_model: Callable[[Path], LoadedModel] = load,
@@ -379,14 +379,14 @@ class Room:
             self._recent.remember(row.prepared.payload.facts.answered(row.out, text, calls, reasoning))
 
 
-def open_room(
+def open_engine(
     card: ModelCard,
     folder: Path,
-    settings: RoomSettings | None = None,
+    settings: EngineSettings | None = None,
     *,
     on_dead: Callable[[str], None] = lambda reason: None,
-) -> Room:
+) -> LocalEngine:
     """A room that begins to load its model at once."""
-    room = Room(card, folder, settings or RoomSettings(), on_dead=on_dead)
+    room = LocalEngine(card, folder, settings or EngineSettings(), on_dead=on_dead)
     room.start()
     return room

@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pooled_mlx.engine.cuts import CutRule
-from pooled_mlx.engine.memory import largest_step
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
+from pooled_mlx.core.cuts import CutRule
+from pooled_mlx.core.memory import largest_step
+from pooled_mlx.runner.model import LoadedModel, mx
 
 _log = logging.getLogger("pooled.engine")
 

@@ -15,8 +15,8 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pooled_mlx.engine.memory import CacheShape
-from pooled_mlx.engine.mlx_backend import (
+from pooled_mlx.core.memory import CacheShape
+from pooled_mlx.runner.model import (
     ArraysCache,
     CacheList,
     KVCache,

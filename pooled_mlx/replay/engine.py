@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from pooled_mlx.core.card import ModelCard, SamplingDefaults, ThinkingRule
-from pooled_mlx.engine.mlx_backend import LoadedModel
-from pooled_mlx.engine.replay_assets import replay_tokenizer_json
-from pooled_mlx.engine.replay_script import ReplayScript
-from pooled_mlx.engine.room import Room, RoomSettings
-from pooled_mlx.engine.tiny_hybrid import tiny_hybrid, tiny_hybrid_config
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.engine.engine import EngineSettings, LocalEngine
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.replay.assets import replay_tokenizer_json
+from pooled_mlx.replay.script import ReplayScript
+from pooled_mlx.replay.tiny_model import tiny_hybrid, tiny_hybrid_config
+from pooled_mlx.runner.model import LoadedModel
 
 REPLAY_CONTEXT = 131_072
 REPLAY_STEP = 512
@@ -51,18 +51,18 @@ def load_replay_model(folder: Path) -> LoadedModel:
     return tiny_hybrid(config["text_config"]["vocab_size"])
 
 
-def open_replay_room(
+def open_replay_engine(
     script: ReplayScript,
     smollm2_folder: Path,
     folder: Path,
-    settings: RoomSettings | None = None,
+    settings: EngineSettings | None = None,
     *,
     on_dead: Callable[[str], None] = lambda reason: None,
-) -> Room:
+) -> LocalEngine:
     """A room that answers from `script`; its model folder is written to `folder`."""
     write_replay_folder(smollm2_folder, folder)
-    settings = settings or RoomSettings()
+    settings = settings or EngineSettings()
     settings = replace(settings, script=script, prefill_step=settings.prefill_step or REPLAY_STEP)
-    room = Room(REPLAY_CARD, folder, settings, on_dead=on_dead, load_model=load_replay_model)
+    room = LocalEngine(REPLAY_CARD, folder, settings, on_dead=on_dead, load_model=load_replay_model)
     room.start()
     return room

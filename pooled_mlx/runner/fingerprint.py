@@ -6,7 +6,7 @@ import hashlib
 from importlib.metadata import version
 from pathlib import Path
 
-from pooled_mlx.engine.cuts import CutRule
+from pooled_mlx.core.cuts import CutRule
 
 _LAYOUT = 1
 """Changes whenever the meaning of stored caches does."""

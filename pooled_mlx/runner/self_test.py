@@ -10,8 +10,8 @@ import logging
 import random
 from typing import Any
 
-from pooled_mlx.engine.mlx_backend import MAX_EXPERT_ROWS, LoadedModel, ModelLoadError, mx
-from pooled_mlx.engine.segments import arrays_in, is_attention, layers_of
+from pooled_mlx.runner.model import MAX_EXPERT_ROWS, LoadedModel, ModelLoadError, mx
+from pooled_mlx.runner.segments import arrays_in, is_attention, layers_of
 
 _log = logging.getLogger("pooled.engine")
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pooled_mlx.engine.exact_ids import Ids
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.exact_ids import Ids
+from pooled_mlx.prompt.tokens import Tokens
 
 _BLANKS_LEFT = re.compile(r"[^\S\x1c-\x1f]+$")
 _BLANKS_RIGHT = re.compile(r"^[^\S\x1c-\x1f]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextSpan:
     """Ids [tokens] and their text. `control` is the id of a control token, None for plain text."""
 
     ids: Ids
@@ -24,7 +24,7 @@ class Piece:
     control: int | None = None
 
 
-def cut_text(rendered: str, tokens: Tokens, show: Callable[[str], str] | None = None) -> list[Piece]:
+def cut_text(rendered: str, tokens: Tokens, show: Callable[[str], str] | None = None) -> list[TextSpan]:
     """Encode rendered text piece by piece. `show` turns stand-ins into client text once the control tokens are found."""
     spans: list[tuple[str, int | None]] = []
     place = 0
@@ -38,36 +38,36 @@ def cut_text(rendered: str, tokens: Tokens, show: Callable[[str], str] | None = 
     texts = [show(text) if show else text for text, control in spans if control is None]
     encoded = iter([tokens.encode_plain(texts[0]), *tokens.encode_pieces(texts[1:])] if texts else [])
     shown = iter(texts)
-    pieces: list[Piece] = []
+    pieces: list[TextSpan] = []
     for text, control in spans:
         if control is not None:
-            pieces.append(control_piece(control, text))
+            pieces.append(control_span(control, text))
             continue
         ids, text = next(encoded), next(shown)
         if text:
-            pieces.append(Piece(ids, text))
+            pieces.append(TextSpan(ids, text))
     return pieces
 
 
-def cut_ids(ids: Ids, tokens: Tokens) -> list[Piece]:
+def cut_ids(ids: Ids, tokens: Tokens) -> list[TextSpan]:
     """Cut encoded trusted text at its control tokens."""
-    pieces: list[Piece] = []
+    pieces: list[TextSpan] = []
     start = 0
     marks = np.flatnonzero(np.isin(ids, np.fromiter(tokens.control_ids, dtype=np.uint32)))
     for mark in [*marks.tolist(), len(ids)]:
         if mark > start:
             part = ids[start:mark]
-            pieces.append(Piece(part, tokens.bytes_for(part.tolist()).decode("utf-8", "replace")))
+            pieces.append(TextSpan(part, tokens.bytes_for(part.tolist()).decode("utf-8", "replace")))
         if mark < len(ids):
             control = int(ids[mark])
-            pieces.append(Piece(ids[mark : mark + 1], tokens.text_of(control), control))
+            pieces.append(TextSpan(ids[mark : mark + 1], tokens.text_of(control), control))
         start = mark + 1
     return pieces
 
 
-def control_piece(control: int, text: str) -> Piece:
+def control_span(control: int, text: str) -> TextSpan:
     """A control token alone."""
-    return Piece(np.array([control], dtype=np.uint32), text, control)
+    return TextSpan(np.array([control], dtype=np.uint32), text, control)
 
 
 def _stripped(spans: list[tuple[str, int | None]], tokens: Tokens) -> list[tuple[str, int | None]]:

@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from pooled_mlx.engine.cuts import CutRule
-from pooled_mlx.engine.exact_ids import Ids
+from pooled_mlx.core.cuts import CutRule
+from pooled_mlx.prompt.exact_ids import Ids
 
 Kind = Literal["prompt", "answer", "side"]
 """What a segment came from: a prompt, a generated answer, or a one-off side request (a title, a summary)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx, wrap_model
+from pooled_mlx.runner.model import LoadedModel, mx, wrap_model
 
 
 def tiny_hybrid_config(vocab_size: int, *, layers: int = 4, hidden: int = 64) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pooled_mlx.engine.tokens import TokenizerError
+from pooled_mlx.prompt.tokens import TokenizerError
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Added as single tokens that are not special, as in Qwen3.6."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pooled_mlx.catalog import LONGEST_DEFAULT_CONTEXT, format_size
-
 MIB, GIB = 1024**2, 1024**3
 CONTEXT_STEP = 1024
 """A planned context is a multiple of this many tokens."""
 
+LONGEST_DEFAULT_CONTEXT = 131_072
+"""Tokens of context that a model is given by itself at most."""
 ID_BYTES = 4
 """A token's id, which the pool keeps beside its K/V."""
 GROWTH_TOKENS = 256
@@ -28,6 +28,16 @@ _POOL_CONTEXTS, _POOL_SHARE = 4, 0.25  # a pool is not larger by itself than fou
 _WIRED_ABOVE, _LEAST_UNWIRED = 0.60, 0.15  # weights of Metal's working set that are wired by default; of the memory, never
 _CACHE_LIMIT_SHARE, _MOST_CACHE = 0.05, 2 * GIB  # freed buffers that MLX may keep for reuse
 _FLOAT32_GROWTH = 7.1  # 32 bits in place of 4.5: 4-bit weights are dequantized on the CPU backend
+
+
+def format_size(size: int) -> str:
+    """`size` bytes for people, in binary units: "1.5 GiB"."""
+    number, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(number) < 1024 or unit == "TiB":
+            break
+        number /= 1024
+    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
 
 
 @dataclass(frozen=True, slots=True)

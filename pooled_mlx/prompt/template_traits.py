@@ -9,8 +9,8 @@ from typing import Any
 
 from pooled_mlx.core.card import ThinkingRule
 from pooled_mlx.core.request import Thinking
-from pooled_mlx.engine.templates import ChatTemplate, TemplateFailed
-from pooled_mlx.engine.tokens import TokenizerError, Tokens
+from pooled_mlx.prompt.templates import ChatTemplate, TemplateFailed
+from pooled_mlx.prompt.tokens import TokenizerError, Tokens
 
 THINK_TAGS = (
     ("<think>", "</think>"),
