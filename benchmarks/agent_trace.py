@@ -23,7 +23,7 @@ from benchmarks.prompts import FIRST_WORDS, user, words, write_script
 from benchmarks.report import Result, Size, all_of, at_most, main, measured, note
 from benchmarks.rooms import parse
 from benchmarks.servers import Server, mlx_lm_server, pooled
-from pooled_mlx.engine.tree import agreement
+from pooled_mlx.prompt.exact_ids import agreement
 from pooled_mlx.prompt.prompt import Prompt, PromptBuilder
 from pooled_mlx.prompt.templates import ChatTemplate
 from pooled_mlx.prompt.tokens import Tokens

@@ -21,7 +21,8 @@ from benchmarks.report import Result, Size, at_least, at_most, interleaved, main
 from benchmarks.rooms import opened, parse
 from benchmarks.servers import Server, mlx_lm_server, pooled
 from pooled_mlx.core.events import Finished, Prefill, Text
-from pooled_mlx.engine.engine import EngineSettings, LocalEngine
+from pooled_mlx.core.ports import EngineSettings
+from pooled_mlx.engine.engine import LocalEngine
 from pooled_mlx.runner.model import load, mx
 
 SIZES = (

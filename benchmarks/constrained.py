@@ -16,7 +16,8 @@ from benchmarks.models import make_room
 from benchmarks.prompts import script_text, user, words
 from benchmarks.report import Result, Size, at_least, main, measured, note
 from benchmarks.rooms import Run, ask, opened
-from pooled_mlx.engine.engine import EngineSettings, LocalEngine
+from pooled_mlx.core.ports import EngineSettings
+from pooled_mlx.engine.engine import LocalEngine
 from pooled_mlx.runner.model import mx
 from pooled_mlx.runner.sampler import BatchSampler
 

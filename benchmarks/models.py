@@ -12,7 +12,8 @@ from benchmarks.empty_models import null_model, qwen36_shape
 from pooled_mlx.catalog import load_catalog
 from pooled_mlx.cli.common import convert
 from pooled_mlx.core.card import ModelCard, SamplingDefaults
-from pooled_mlx.engine.engine import EngineSettings, LocalEngine
+from pooled_mlx.core.ports import EngineSettings
+from pooled_mlx.engine.engine import LocalEngine
 from pooled_mlx.replay.assets import replay_template
 from pooled_mlx.replay.engine import REPLAY_CARD, load_replay_model, write_replay_folder
 from pooled_mlx.replay.script import ReplayScript, parse_script

@@ -12,17 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pooled_mlx.engine.prefill import data_of
+from pooled_mlx.runner.segments import materialise
+
 from benchmarks.empty_models import kv_bytes_per_token, state_bytes
 from benchmarks.models import make_room
 from benchmarks.prompts import code, script_text, user, words
 from benchmarks.report import Result, Size, at_least, at_most, main, measured, note
 from benchmarks.rooms import ask, empty_pool, on_engine, opened, parse
 from pooled_mlx.api.body import decode_json
-from pooled_mlx.engine.engine import EngineSettings, LocalEngine
+from pooled_mlx.core.ports import EngineSettings
+from pooled_mlx.engine.engine import LocalEngine
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.prefill import data_of
 from pooled_mlx.runner.model import memory_now, mx
-from pooled_mlx.runner.segments import materialise
 
 SIZES = (
     Size("conversation", 30_000, 9000, "tokens of the conversation whose bytes are counted"),
@@ -131,7 +133,7 @@ async def _one_hit(room: LocalEngine, messages: list[dict[str, Any]], times: dic
         times.setdefault("reused", []).append(match.tokens / len(ids))
         if not match.path:
             return
-        loop.slots.drop_hot()
+        drop_slack(loop)
         caches = loop.model.make_cache()
         path = [data_of(segment) for segment in match.path]
         began = time.perf_counter()

@@ -46,9 +46,10 @@ class Ours:
 
     def seconds(self) -> float:
         """Seconds to the logits of the first token."""
-        from pooled_mlx.engine.pool import Pool
         from pooled_mlx.engine.prefill import Prefill
         from pooled_mlx.runner.segments import is_divisible
+
+        from pooled_mlx.engine.pool import Pool
         from tests.engine.harness import make_row
 
         row = make_row(self._prompt.ids, 1, self._prompt.boundaries, system_end=self._prompt.system_end)

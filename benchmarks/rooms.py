@@ -60,7 +60,7 @@ def empty_pool(room: LocalEngine) -> dict[str, Any]:
     """Empty the pool and the buffer cache of an idle room; what is left in memory and in use, in bytes."""
 
     def ask(loop: Loop) -> dict[str, Any]:
-        loop.slots.drop_hot()
+        drop_slack(loop)
         loop.pool.clear()
         gc.collect()
         mx.synchronize()

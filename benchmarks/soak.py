@@ -19,7 +19,8 @@ from benchmarks.prompts import script_text, user, words, write_script
 from benchmarks.report import Result, Size, all_of, at_most, main, note, slope
 from benchmarks.rooms import ask, empty_pool, one_arena, opened
 from benchmarks.servers import Server, pooled
-from pooled_mlx.engine.engine import EngineSettings, LocalEngine
+from pooled_mlx.core.ports import EngineSettings
+from pooled_mlx.engine.engine import LocalEngine
 
 SIZES = (
     Size("requests", 2000, 120, "requests in all"),

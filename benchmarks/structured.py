@@ -14,8 +14,9 @@ from jsonschema import Draft202012Validator
 from benchmarks.models import small_card, small_folder
 from pooled_mlx.core.answer import Answer, fold
 from pooled_mlx.core.events import Event
+from pooled_mlx.core.ports import EngineSettings
 from pooled_mlx.core.request import Request, ResponseFormat, Sampling, Tool, ToolChoice, Turn
-from pooled_mlx.engine.engine import EngineSettings, LocalEngine
+from pooled_mlx.engine.engine import LocalEngine
 
 TEMPERATURES = (0.0, 0.5, 1.0, 1.5, 2.0)
 TOPICS = ("Paris", "a cat", "the moon", "bread", "chess", "rain", "a train", "Tokyo", "music", "a garden")

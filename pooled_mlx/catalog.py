@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pooled_mlx.core.card import ModelCard, SamplingDefaults, ThinkingRule, WheelSource
+from pooled_mlx.core.limits import EFFORTS, MAX_TOP_K
 from pooled_mlx.core.memory import format_size
 
 EMBEDDED_CARD = "smollm2-135m"
 """The card that needs no model hub."""
-
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
-MAX_TOP_K = 64
-"""The context a server opens at most unless the user asks for more, in tokens."""
 
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)

@@ -24,7 +24,7 @@ from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Event, Failed, Finished
 from pooled_mlx.core.memory import DeviceFacts, Wired
-from pooled_mlx.core.ports import Engine
+from pooled_mlx.core.ports import Engine, EngineSettings
 from pooled_mlx.mac.power import power_guard
 from pooled_mlx.mac.pressure import PressureWatch, system_pressure
 from pooled_mlx.metrics import METRICS_CONTENT_TYPE, Metrics, RequestWatch, render_metrics
@@ -150,8 +150,9 @@ class Server:
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def _make_room(self, ready: Ready, on_dead: Callable[[str], None]) -> Any:
-        from pooled_mlx.engine.engine import EngineSettings, open_engine
+        from pooled_mlx.engine.engine import open_engine
         from pooled_mlx.runner.model import BLAS
+        from pooled_mlx.runner.start import MlxSource
 
         if sys.platform == "linux" and BLAS is None:
             _log.info("OpenBLAS is not installed: for a 30 times faster CPU backend apt-get install libopenblas0-pthread")
@@ -169,7 +170,7 @@ class Server:
             steps_file=cache_folder() / "steps.json",
         )
         if self._script is None:
-            room = open_engine(ready.card, ready.folder, room_settings, on_dead=on_dead)
+            room = open_engine(ready.card, ready.folder, room_settings, MlxSource(), on_dead=on_dead)
             if notice := room.call_form.notice:
                 _log.warning("%s: %s", ready.card.id, notice)
             return room

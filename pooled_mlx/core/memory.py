@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pooled_mlx.core.limits import LONGEST_DEFAULT_CONTEXT
+
 MIB, GIB = 1024**2, 1024**3
 CONTEXT_STEP = 1024
 """A planned context is a multiple of this many tokens."""
 
-LONGEST_DEFAULT_CONTEXT = 131_072
-"""Tokens of context that a model is given by itself at most."""
 ID_BYTES = 4
 """A token's id, which the pool keeps beside its K/V."""
 GROWTH_TOKENS = 256

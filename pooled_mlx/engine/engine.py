@@ -1,4 +1,4 @@
-"""The room: one loaded model behind the `core.ports.Engine` interface."""
+"""The local engine: one loaded model behind the `core.ports.Engine` interface."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,54 +19,25 @@ from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.errors import ApiError, ErrorKind, not_ready, queue_full
 from pooled_mlx.core.events import Event
-from pooled_mlx.core.memory import DeviceFacts, MemoryPlan, Wired, plan_memory
-from pooled_mlx.core.ports import ModelInfo, Prepared
+from pooled_mlx.core.memory import MemoryPlan
+from pooled_mlx.core.ports import EngineSettings, ModelInfo, Prepared
 from pooled_mlx.core.request import Request
-from pooled_mlx.engine.admission import Admission
+from pooled_mlx.core.runner import Source
+from pooled_mlx.engine.admission import Admission, Grammars, Rehearsal
 from pooled_mlx.engine.channel import Channel
-from pooled_mlx.engine.facts import Facts
-from pooled_mlx.engine.grammars import Grammars
-from pooled_mlx.engine.loop import Loop, LoopSettings
+from pooled_mlx.engine.loop import Loop, LoopSettings, Pace
 from pooled_mlx.engine.pool import Match, Pool
-from pooled_mlx.engine.reasons import RecentPrompts
-from pooled_mlx.engine.report import PoolReporter
+from pooled_mlx.engine.report import Facts, PoolReporter
 from pooled_mlx.engine.row import Row
 from pooled_mlx.engine.thread import EngineStopped, EngineThread
 from pooled_mlx.prompt.exact_ids import ExactIds, Known, canonical_answer
 from pooled_mlx.prompt.prompt import PromptBuilder
+from pooled_mlx.prompt.reasons import RecentPrompts
 from pooled_mlx.prompt.templates import ChatTemplate
 from pooled_mlx.prompt.tokens import Tokens
-from pooled_mlx.replay.script import ReplayScript, ScriptedAnswers
-from pooled_mlx.runner.calibrate import cut_rule, measure_step, safe_step, stored_step
-from pooled_mlx.runner.devices import process_bytes, read_device
-from pooled_mlx.runner.fingerprint import files_key, fingerprint
-from pooled_mlx.runner.model import LoadedModel, has_metal, load, memory_now, set_limits
-from pooled_mlx.runner.segments import is_divisible, measure_shape
-from pooled_mlx.runner.self_test import check_long_pieces
 from pooled_mlx.text.tokens import TokenTable
 
 _log = logging.getLogger("pooled.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """How the room runs. None means: chosen from the card and the machine. Sizes in tokens, bytes, rows.
-
-    `seed` fixes the draws of all requests. `steps_file` keeps the measured prefill steps. `script` answers every request
-    with scripted text.
-    """
-
-    context_tokens: int | None = None
-    max_queue: int = 8
-    max_running: int = 4
-    prefill_step: int | None = None
-    prefill_share: float = 0.33
-    pool_bytes: int | None = None
-    memory_limit_bytes: int | None = None
-    wired: Wired = "auto"
-    seed: int | None = None
-    steps_file: Path | None = None
-    script: ReplayScript | None = None
 
 
 class _Generation:
@@ -95,13 +66,14 @@ class LocalEngine:
         card: ModelCard,
         folder: Path,
         settings: EngineSettings,
+        source: Source,
         *,
         on_dead: Callable[[str], None] = lambda reason: None,
-        load_model: Callable[[Path], LoadedModel] = load,
-        device: Callable[[], DeviceFacts] = read_device,
+        rehearsal: Rehearsal | None = None,
     ) -> None:
-        self._card, self._folder, self._settings = card, folder, settings
-        self._on_dead, self._load_model, self._device = on_dead, load_model, device
+        self._card, self._folder, self._settings, self._source = card, folder, settings, source
+        self._on_dead, self._rehearsal = on_dead, rehearsal
+        self._pace: Pace = rehearsal.pace if rehearsal is not None else lambda rows, what, tokens: None
         self._tokens = Tokens.load(folder)
         eos_ids = frozenset(card.eos_token_ids) or self._tokens.eos_ids
         template = ChatTemplate.load(folder, self._tokens.named)
@@ -118,7 +90,7 @@ class LocalEngine:
             self._format,
             self._table,
             grammars=self._grammars.result,
-            script=ScriptedAnswers(settings.script, self._tokens) if settings.script is not None else None,
+            scripts=rehearsal.scripts(self._tokens) if rehearsal is not None else None,
             seed=settings.seed,
         )
         self._facts = Facts()
@@ -131,7 +103,7 @@ class LocalEngine:
         context = settings.context_tokens or card.context_default
         self._model = ModelInfo(card.id, card.label, context, int(time.time()), "", card.thinking.supported)
         self._rule: CutRule | None = None
-        self._thread = EngineThread(self._make_loop, self._became_ready, self._died)
+        self._thread = EngineThread(self._make_loop, self._became_ready, self._died, source.leave)
 
     # --- life
 
@@ -149,6 +121,8 @@ class LocalEngine:
         if self._state in ("loading", "ready"):
             self._state, self._reason = "stopping", "The server is shutting down."
         self._thread.stop()
+        if self._rehearsal is not None:
+            self._rehearsal.hurry()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_seconds)
             if self._thread.is_alive():
@@ -168,49 +142,36 @@ class LocalEngine:
 
     def _make_loop(self) -> Loop:
         settings = self._settings
-        model = self._load_model(self._folder)
-        if self._thread.stopping:
-            raise EngineStopped
-        self._start_grammars(model.vocab_size)
-        device, shape = self._device(), measure_shape(model)
-        plan = plan_memory(
-            device,
-            model.weights_bytes,
-            shape,
-            context_max=self._card.context_max,
-            context_default=self._card.context_default,
-            context=settings.context_tokens,
-            pool_bytes=settings.pool_bytes,
-            limit_bytes=settings.memory_limit_bytes,
-            wired=settings.wired,
-            model=self._card.id,
-        )
-        limits = plan.limits
-        set_limits(memory_bytes=limits.memory_bytes, cache_bytes=limits.cache_bytes)
-        if limits.wires_weights:
-            self._wired_bytes = model.wire_weights()
-        key = files_key(self._folder)
-        step = settings.prefill_step or self._measured_step(model, key)
-        rule = cut_rule(safe_step(model, step, plan.context_tokens, device.largest_buffer_bytes))
-        if has_metal():
-            check_long_pieces(model, rule.step)
-        pool = Pool(
-            plan.pool_bytes, fingerprint(key, model.quantization, rule), divisible=is_divisible(model.make_cache()), rule=rule
-        )
-        self._rule, self._plan = rule, plan
+        loaded = self._source.load(self._card, self._folder, settings, self._tokens.vocab_size, self._model_is_loaded)
+        runner, plan, rule = loaded.runner, loaded.plan, loaded.rule
+        pool = Pool(plan.pool_bytes, loaded.fingerprint, divisible=runner.facts.divisible, rule=rule)
+        self._rule, self._plan, self._wired_bytes = rule, plan, loaded.wired_bytes
         self._recent = RecentPrompts(rule, divisible=pool.divisible)
         self._reporter = PoolReporter(pool, self._exact_ids)
         self._model = replace(
-            self._model, quantization=model.quantization, context_tokens=plan.context_tokens, created=int(time.time())
+            self._model, quantization=loaded.quantization, context_tokens=plan.context_tokens, created=int(time.time())
         )
         loop_settings = LoopSettings(
             max_running=settings.max_running,
             prefill_share=settings.prefill_share,
-            token_bytes=shape.kv_bytes_per_token,
-            state_bytes=shape.row_bytes,
-            known_tokens=self._tokens.vocab_size,
+            token_bytes=plan.shape.kv_bytes_per_token,
+            state_bytes=plan.shape.row_bytes,
         )
-        return Loop(model, pool, rule, loop_settings, self._facts, self._remember, self._explain, after_turn=self._report)
+        return Loop(
+            runner,
+            pool,
+            loop_settings,
+            self._facts,
+            self._remember,
+            self._explain,
+            after_turn=self._report,
+            pace=self._pace,
+        )
+
+    def _model_is_loaded(self, vocab_size: int) -> None:
+        if self._thread.stopping:
+            raise EngineStopped
+        self._start_grammars(vocab_size)
 
     def _start_grammars(self, vocab_size: int) -> None:
         """Build the grammar tokenizer beside everything else: it takes seconds for a large vocabulary."""
@@ -224,15 +185,6 @@ class LocalEngine:
                 self._grammars.set_exception(error)
 
         threading.Thread(target=build, name="pooled-grammars", daemon=True).start()
-
-    def _measured_step(self, model: LoadedModel, key: str) -> int:
-        path = self._settings.steps_file
-
-        def measure() -> int:
-            _log.info("measuring how many tokens a piece of a prompt may have here; this is done once")
-            return measure_step(model)
-
-        return measure() if path is None else stored_step(path, key, measure)
 
     def _became_ready(self) -> None:
         if self._state == "loading":
@@ -293,7 +245,7 @@ class LocalEngine:
     def health(self) -> Mapping[str, Any]:
         """Facts for `/health`."""
         queued, running = self._facts.counts()
-        info, loop, memory = self._model, self._thread.loop, memory_now()
+        info, loop = self._model, self._thread.loop
         plan = self._plan.facts() if self._plan is not None else {}
         return {
             "ok": self._state != "failed",
@@ -323,12 +275,9 @@ class LocalEngine:
                 **plan,
                 "pool_budget_bytes": loop.pool.budget_bytes if loop is not None else plan.get("pool_budget_bytes", 0),
                 "pool_bytes": loop.pool.segment_bytes if loop is not None else 0,
-                "live_bytes": loop.pool.reserved_bytes + loop.pool.spare_bytes if loop is not None else 0,
-                "active_bytes": memory.active,
-                "peak_bytes": memory.peak,
-                "cache_bytes": memory.cache,
+                "live_bytes": loop.pool.used_bytes - loop.pool.segment_bytes if loop is not None else 0,
+                **self._source.memory(),
                 "wired_bytes": self._wired_bytes,
-                "process_bytes": process_bytes(),
             },
             "sampling": self._admission.sampling_facts(),
             "prefill_step": self._rule.step if self._rule is not None else None,
@@ -382,11 +331,12 @@ class LocalEngine:
 def open_engine(
     card: ModelCard,
     folder: Path,
-    settings: EngineSettings | None = None,
+    settings: EngineSettings,
+    source: Source,
     *,
     on_dead: Callable[[str], None] = lambda reason: None,
 ) -> LocalEngine:
-    """A room that begins to load its model at once."""
-    room = LocalEngine(card, folder, settings or EngineSettings(), on_dead=on_dead)
-    room.start()
-    return room
+    """An engine that begins to load its model at once."""
+    engine = LocalEngine(card, folder, settings, source, on_dead=on_dead)
+    engine.start()
+    return engine

@@ -1,107 +1,159 @@
-"""One running request, as the engine thread sees it. The only mutable value of the engine's data flow."""
+"""One running request, as the engine thread sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from enum import IntEnum
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from pooled_mlx.core.cuts import Piece
 from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.events import Event, Failed, Finished, Usage
 from pooled_mlx.core.ports import Prepared
+from pooled_mlx.core.runner import SamplingParameters, Shape
 from pooled_mlx.engine.channel import Channel
-from pooled_mlx.engine.pool import Boundary, Lease, Segment
+from pooled_mlx.engine.pool import Boundary, Lease, Match, Segment
 from pooled_mlx.grammar.match import Constraint
 from pooled_mlx.prompt.prompt import Prompt
-from pooled_mlx.replay.faults import Faults
-from pooled_mlx.runner.sampler import SamplingParameters
-from pooled_mlx.runner.segments import Backing, SegmentData
 from pooled_mlx.text.answer_stream import AnswerStream
-
-if TYPE_CHECKING:
-    from pooled_mlx.engine.finish import HotCache
 
 EndReason = Literal["stop", "length", "context_full"]
 """Why the engine stopped a row; what the client reads is decided by the answer (it may have ended with calls)."""
 
 
-class Script(Protocol):
-    """Scripted logits of a replayed answer."""
+_HOOK_BIAS = 1e4
 
-    def next_token(self, ahead: int) -> int | None:
-        """The token the script wants after the consumed ones and `ahead` more scripted ones; None past its end."""
+
+class Stage(IntEnum):
+    """Where a row is on its way. It goes back to READING from any stage but OVER, when its cache was lost."""
+
+    WAITING = 0
+    READING = 1
+    WRITING = 2
+    PARKED = 3
+    OVER = 4
+
+
+_NEXT = {
+    Stage.WAITING: {Stage.READING, Stage.OVER},
+    Stage.READING: {Stage.READING, Stage.WRITING, Stage.OVER},
+    Stage.WRITING: {Stage.READING, Stage.PARKED, Stage.OVER},
+    Stage.PARKED: {Stage.READING, Stage.WRITING, Stage.OVER},
+    Stage.OVER: set[Stage](),
+}
+
+
+class Hook(Protocol):
+    """What bends the answer of one row from outside: scripted answers, and faults that tests ask for."""
+
+    def shape(self, position: int, ahead: int) -> tuple[int | None, bool]:
+        """The token to prefer at answer token `position`, `ahead` of those before it not taken yet, and whether the logits
+        are to be NaN. May raise: that ends the row."""
         ...
 
-    def consume(self, token: int) -> None:
-        """The row really took `token`."""
+    def take(self, token: int, position: int) -> None:
+        """The row takes `token` as answer token `position`. May raise: that ends the row."""
         ...
+
+    def stalled(self, position: int) -> bool:
+        """True when the row is to stop as if nobody read it."""
+        ...
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds of the loop's clock, 0 for what has not happened."""
+
+    submitted: float = 0.0
+    started: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    parked: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a row may say: how it draws, what ends it, when its thought is closed, and whether its length is the context's."""
+
+    sampling: SamplingParameters
+    eos_ids: frozenset[int] = frozenset()
+    close_thinking_id: int | None = None
+    thinking_budget: int | None = None
+    context_limited: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """What a running row stands on, and how far it is with its prompt.
+
+    `parent` is the stored segment that its next one hangs on, which begins at token `lower`; `match` what it resumed from, None
+    until it was restored; `source` the segment that it resumed from or in; `own` the first one that it added; `copies` the
+    entries of those whose very bits its cache has. `claim` is the buffer set aside for it; with `moves` its path is moved into
+    its cache instead of copied; `spare_tokens` is the room beyond its prompt. `pieces` are still to be read, at `fork` a state
+    is kept for others; `parted_at` is the token at which it left every stored prompt. `at_cut`: a cold prompt would stop where
+    it is as well. `suspect` is where it resumed when its output was not finite, until it is known whether that was the cause.
+    """
+
+    lease: Lease | None
+    parent: Segment
+    lower: int = 0
+    match: Match | None = None
+    source: Segment | None = None
+    own: Segment | None = None
+    suspect: Segment | None = None
+    copies: list[Any] = field(default_factory=list)
+    claim: int | None = None
+    moves: bool = False
+    spare_tokens: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+    fork: int | None = None
+    parted_at: int | None = None
+    at_cut: bool = False
+
+    def release(self) -> None:
+        """Give the path back to the pool."""
+        if self.lease is not None:
+            self.lease.release()
+            self.lease = None
 
 
 @dataclass(slots=True, eq=False)
 class Row:
     """Everything about one running request. Owned by the engine thread from submission on.
 
-    `out` are the tokens reported so far. `position` counts the tokens in the row's caches: when the row ends, the prompt and
-    `out`, unless its answer ended inside a forced run. `lower` is the token at which the next segment starts, `parent` the
-    segment that ends there.
-
-    `projected_bytes` is what it takes at its longest, alone. Its cache, should it have to grow for the prompt, gets room for
-    `spare_tokens` more. `hot` is the kept cache that it was admitted to go on from.
-
-    `at_cut`: a cold prompt would stop at `position` as well. `source` is the segment that the row resumed from or in, `own`
-    the first one that it added to the pool, `parts` the payloads whose very bits its caches hold. `suspect` is where it had
-    resumed when its output was not finite, until it is known whether that was the cause. `parted_at` is
-    the token at which its prompt left every stored one, None where it goes on from the end of one.
+    `out` are the tokens reported so far. `position` counts the tokens in the row's cache: when the row ends, the prompt and
+    `out`, unless its answer ended inside a forced run. `cache` is the number of the cache it is in, which other rows may
+    share, `hold` what it stands on in the pool. `projected_bytes` is what it takes at its longest, alone. `broken` is what
+    went wrong with it in this turn. `retried`: a step failed for it before; `cold`: it must not resume from anything.
     """
 
     prepared: Prepared
     prompt: Prompt
     channel: Channel
     answer: AnswerStream
-    sampling: SamplingParameters
+    bounds: Bounds
     max_tokens: int
-    context_limited: bool
-    eos_ids: frozenset[int]
-    close_thinking_id: int | None = None
-    thinking_budget: int | None = None
+    projected_bytes: int = 0
     constraint: Constraint | None = None
-    script: Script | None = None
-    fault: Faults | None = None
-    submitted_at: float = 0.0
-    started_at: float = 0.0
-    first_token_at: float = 0.0
-    last_token_at: float = 0.0
-
-    out: list[int] = field(default_factory=list)
+    hook: Hook | None = None
     forced: list[int] = field(default_factory=list)
-    caches: list[Any] | None = None
-    pending: Any = None
-    backing: Backing | None = None
-    lease: Lease | None = None
-    parent: Segment | None = None
-    source: Segment | None = None
-    own: Segment | None = None
-    suspect: Segment | None = None
-    parts: list[SegmentData] = field(default_factory=list)
-    lower: int = 0
+
+    stage: Stage = Stage.WAITING
+    times: Times = field(default_factory=Times)
+    out: list[int] = field(default_factory=list)
+    cache: int | None = None
+    hold: Hold | None = None
     position: int = 0
-    at_cut: bool = False
     cached_tokens: int = 0
-    parted_at: int | None = None
     prefilled_tokens: int = 0
     cache_note: str = ""
-    decoding: bool = False
+    broken: Exception | None = None
+    finish: EndReason | None = None
     retried: bool = False
     cold: bool = False
-    parked_at: float | None = None
-    broken: Exception | None = None
-    ended: bool = False
-    finish: EndReason | None = None
-    projected_bytes: int = 0
-    spare_tokens: int = 0
-    hot: HotCache | None = None
 
     @property
     def id(self) -> str:
@@ -110,7 +162,7 @@ class Row:
 
     @property
     def ids(self) -> np.ndarray:
-        """What prefill must read: the prompt, and after a rebuild the tokens reported so far as well."""
+        """What must be read: the prompt, and the tokens reported so far as well."""
         if not self.out:
             return self.prompt.ids
         return np.concatenate([self.prompt.ids, np.asarray(self.out, np.uint32)])
@@ -152,21 +204,40 @@ class Row:
         return self.channel.cancelled
 
     @property
+    def ended(self) -> bool:
+        """True once the consumer has its last event."""
+        return self.stage is Stage.OVER
+
+    @property
     def needs_sync(self) -> bool:
         """True when the next token cannot be chosen before the last one is read."""
-        if self.constraint is not None:
-            return True
-        return self._thought_is_spent(unread=1)
+        return self.constraint is not None or self._thought_is_spent(unread=1)
+
+    def to(self, stage: Stage, now: float = 0.0) -> None:
+        """The one place where a row's stage changes. Going back to READING forgets what its cache held: prompt and `out` are
+        read again; the counts of a prompt that was read once stay.
+        """
+        assert stage in _NEXT[self.stage], f"a row cannot go from {self.stage.name} to {stage.name}"
+        if stage is Stage.READING:
+            self.times.started = self.times.started or now
+            self.cache, self.position = None, 0
+            if self.stage is not Stage.WAITING:
+                self.forced = []
+            if not self.out:
+                self.cached_tokens = self.prefilled_tokens = 0
+        elif stage is Stage.PARKED:
+            self.times.parked = now
+        self.stage = stage
 
     def take(self, token: int) -> list[Event]:
-        """Report `token`: constraint, script, text. Returns its events and sets `finish` when the answer is over.
+        """Report `token`: constraint, hook, text. Returns its events and sets `finish` when the answer is over.
 
-        Raises `GrammarFailed` when the constraint cannot go on, `ScriptedFault` when a script says something else.
+        Raises `GrammarFailed` when the constraint cannot go on, and what the hook raises.
         """
+        if self.hook is not None:
+            self.hook.take(token, len(self.out))
         self.out.append(token)
-        if self.script is not None:
-            self.script.consume(token)
-        if token in self.eos_ids:
+        if token in self.bounds.eos_ids:
             self.finish = "stop"
             return []
         if self.constraint is not None:
@@ -175,7 +246,7 @@ class Row:
         if self.answer.stop is not None:
             self.finish = "stop"
         elif len(self.out) >= self.max_tokens:
-            self.finish = "context_full" if self.context_limited else "length"
+            self.finish = "context_full" if self.bounds.context_limited else "length"
         return events
 
     def plan_forced(self) -> None:
@@ -185,33 +256,49 @@ class Row:
         """
         if self.forced or self.finish is not None:
             return
+        eos_ids = self.bounds.eos_ids
         if self.constraint is not None:
             if self.constraint.stopped():
-                if not self.eos_ids:
+                if not eos_ids:
                     self.finish = "stop"
                     return
-                self.forced = [min(self.eos_ids)]
+                self.forced = [min(eos_ids)]
             else:
-                self.forced = [token for token in self.constraint.forced() if token not in self.eos_ids]
+                self.forced = [token for token in self.constraint.forced() if token not in eos_ids]
         if not self.forced and self._thought_is_spent():
-            assert self.close_thinking_id is not None
-            self.forced = [self.close_thinking_id]
+            assert self.bounds.close_thinking_id is not None
+            self.forced = [self.bounds.close_thinking_id]
+
+    def shape(self, ahead: int, words: int) -> Shape:
+        """What decides the row's next token, `ahead` (0 or 1) chosen ones not taken yet; masks have `words` words.
+
+        What goes wrong ends this row only: `broken` says it. A chosen token that was not taken leaves no room for a mask or a
+        forced token: a row that needs one `needs_sync`.
+        """
+        bounds, position = self.bounds, len(self.out) + ahead
+        bias: tuple[tuple[int, float], ...] = ()
+        poison, token, allowed = False, None, None
+        try:
+            if self.hook is not None and self.finish is None:
+                wanted, poison = self.hook.shape(position, ahead)
+                bias = ((wanted, _HOOK_BIAS),) if wanted is not None else ()
+            if not ahead and self.forced:
+                token = self.forced.pop(0)
+            elif not ahead and self.constraint is not None and self.finish is None and self.broken is None:
+                allowed = np.zeros(words, np.uint32)
+                self.constraint.fill_mask(allowed)
+        except Exception as failure:
+            self.broken, allowed = failure, None
+        close = bounds.close_thinking_id if self.answer.in_reasoning and bounds.eos_ids else None
+        ends = tuple(sorted(bounds.eos_ids)) if close is not None else ()
+        return Shape(bounds.sampling, position, bias, poison, close, ends, allowed, token)
 
     def _thought_is_spent(self, unread: int = 0) -> bool:
         """True when the thinking budget is used up, `unread` chosen tokens included, and the thought can be closed."""
-        budget = self.thinking_budget
-        if budget is None or self.close_thinking_id is None or not self.answer.in_reasoning:
+        budget = self.bounds.thinking_budget
+        if budget is None or self.bounds.close_thinking_id is None or not self.answer.in_reasoning:
             return False
         return self.answer.reasoning_tokens + unread >= budget
-
-    def restart(self) -> None:
-        """Forget what the caches held: prompt and `out` are read again. The counts of a prompt that was read once stay."""
-        self.backing = self.caches = self.pending = self.parent = self.source = self.own = None
-        self.parts, self.forced = [], []
-        self.lower = self.position = 0
-        self.at_cut = self.decoding = False
-        if not self.out:
-            self.cached_tokens = self.prefilled_tokens = 0
 
     def usage(self) -> Usage:
         """Token counts so far."""
@@ -238,11 +325,15 @@ class Row:
         rest = self.answer.finish(self.finish)
         last = Finished(self.answer.finish_reason(self.finish), self.usage(), self.answer.stop, self.cache_note)
         remember(self)
-        self.ended = True
+        self.to(Stage.OVER)
         self.emit([*rest, last])
 
     def fail(self, error: ApiError) -> None:
         """Send `Failed`."""
         if not self.ended:
-            self.ended = True
+            self.to(Stage.OVER)
             self.channel.put(Failed(error))
+
+
+Pace = Callable[[Sequence[Row], Literal["token", "prefill"], int], None]
+"""Told that rows took so many tokens, or read so many of a prompt; may take its time (scripted answers)."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from pooled_mlx.core.cuts import CutRule
-from pooled_mlx.prompt.exact_ids import Ids
+from pooled_mlx.prompt.exact_ids import Ids, agreement
 
 Kind = Literal["prompt", "answer", "side"]
 """What a segment came from: a prompt, a generated answer, or a one-off side request (a title, a summary)."""
@@ -20,8 +20,6 @@ Boundary = Literal["system", "user", "turn", "inside", "fork"]
 
 "fork" is a place inside one of them behind which two conversations were seen to part.
 """
-
-_GLANCE = 32
 
 
 class SegmentData(Protocol):
@@ -206,18 +204,6 @@ class Match:
         """The token at which a prompt of `length` tokens left every stored path, None where it goes on from the end of one."""
         at_an_end = self.matched == self.tokens and (self.parent is None or self.parent.is_leaf)
         return None if at_an_end or self.matched >= length else self.matched
-
-
-def agreement(a: Ids, b: Ids) -> int:
-    """How many leading ids two arrays share."""
-    length = min(len(a), len(b))
-    glance = min(length, _GLANCE)
-    # Siblings mostly differ early: do not compare thousands of ids to learn that.
-    for part in (slice(0, glance), slice(glance, length)):
-        differences = np.flatnonzero(a[part] != b[part])
-        if len(differences):
-            return int(part.start + differences[0])
-    return length
 
 
 def longest_match(root: Segment, ids: Ids, limit: int, rule: CutRule, *, divisible: bool) -> Match:

@@ -34,6 +34,21 @@ def as_ids(ids: Sequence[int] | np.ndarray[Any, Any]) -> Ids:
     return np.ascontiguousarray(ids, dtype=np.uint32)
 
 
+_GLANCE = 32
+
+
+def agreement(a: Ids, b: Ids) -> int:
+    """How many leading ids two arrays share."""
+    length = min(len(a), len(b))
+    glance = min(length, _GLANCE)
+    # Siblings mostly differ early: do not compare thousands of ids to learn that.
+    for part in (slice(0, glance), slice(glance, length)):
+        differences = np.flatnonzero(a[part] != b[part])
+        if len(differences):
+            return int(part.start + differences[0])
+    return length
+
+
 class HistoryHash:
     """`history_digest` of a growing history, without hashing its beginning again."""
 

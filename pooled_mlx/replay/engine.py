@@ -1,4 +1,4 @@
-"""A room whose answers are scripted: the tiny hybrid model, SmolLM2's tokenizer with Qwen's tags, and everything else real."""
+"""An engine with scripted answers: the tiny hybrid model, SmolLM2's tokenizer with Qwen's tags, and everything else real."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from pooled_mlx.core.card import ModelCard, SamplingDefaults, ThinkingRule
-from pooled_mlx.engine.engine import EngineSettings, LocalEngine
+from pooled_mlx.core.ports import EngineSettings
+from pooled_mlx.engine.engine import LocalEngine
 from pooled_mlx.prompt.tokens import Tokens
 from pooled_mlx.replay.assets import replay_tokenizer_json
-from pooled_mlx.replay.script import ReplayScript
+from pooled_mlx.replay.faults import Slowness
+from pooled_mlx.replay.script import ReplayScript, ScriptedAnswers
 from pooled_mlx.replay.tiny_model import tiny_hybrid, tiny_hybrid_config
 from pooled_mlx.runner.model import LoadedModel
+from pooled_mlx.runner.start import MlxSource
 
 REPLAY_CONTEXT = 131_072
 REPLAY_STEP = 512
@@ -51,6 +54,22 @@ def load_replay_model(folder: Path) -> LoadedModel:
     return tiny_hybrid(config["text_config"]["vocab_size"])
 
 
+class Replay:
+    """Scripted answers for an engine. Satisfies `engine.admission.Rehearsal`."""
+
+    def __init__(self, script: ReplayScript) -> None:
+        self._script = script
+        self.pace = Slowness()
+
+    def scripts(self, tokens: Tokens) -> ScriptedAnswers:
+        """The answers in the tokens of one vocabulary."""
+        return ScriptedAnswers(self._script, tokens)
+
+    def hurry(self) -> None:
+        """Be slow no more."""
+        self.pace.hurry()
+
+
 def open_replay_engine(
     script: ReplayScript,
     smollm2_folder: Path,
@@ -59,10 +78,11 @@ def open_replay_engine(
     *,
     on_dead: Callable[[str], None] = lambda reason: None,
 ) -> LocalEngine:
-    """A room that answers from `script`; its model folder is written to `folder`."""
+    """An engine that answers from `script`; its model folder is written to `folder`."""
     write_replay_folder(smollm2_folder, folder)
     settings = settings or EngineSettings()
-    settings = replace(settings, script=script, prefill_step=settings.prefill_step or REPLAY_STEP)
-    room = LocalEngine(REPLAY_CARD, folder, settings, on_dead=on_dead, load_model=load_replay_model)
-    room.start()
-    return room
+    settings = replace(settings, prefill_step=settings.prefill_step or REPLAY_STEP)
+    source = MlxSource(load_replay_model)
+    engine = LocalEngine(REPLAY_CARD, folder, settings, source, on_dead=on_dead, rehearsal=Replay(script))
+    engine.start()
+    return engine

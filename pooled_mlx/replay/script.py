@@ -16,7 +16,7 @@ from pooled_mlx.core.request import Request
 from pooled_mlx.grammar.match import Constraint
 from pooled_mlx.prompt.spans import cut_text
 from pooled_mlx.prompt.tokens import Tokens
-from pooled_mlx.replay.faults import FaultKind, Faults, ScriptedFault
+from pooled_mlx.replay.faults import FaultKind, Faults, ScriptHook
 from pooled_mlx.replay.follow import CannotFollow, Vocabulary, follow
 
 Split = Literal["token", "byte", "all"]
@@ -164,37 +164,21 @@ class ScriptedAnswer:
     answers: ScriptedAnswers
 
     @property
-    def forced(self) -> tuple[int, ...]:
-        """The run of tokens to force at once (split "all"), else ()."""
-        return self.ids if self.line.split == "all" else ()
+    def free(self) -> bool:
+        """True when no grammar holds it."""
+        return self.line.free
+
+    def forced(self) -> list[int]:
+        """The run of tokens to force at once (split "all"), else none."""
+        return list(self.ids) if self.line.split == "all" else []
 
     def under(self, request: Request, constraint: Constraint) -> ScriptedAnswer:
         """See `ScriptedAnswers.under`."""
         return self.answers.under(self, request, constraint)
 
-    def cursor(self) -> ScriptCursor:
-        """A cursor at its start."""
-        return ScriptCursor(self.ids)
-
-
-class ScriptCursor:
-    """Where a row is in the tokens of its scripted answer. Not thread-safe."""
-
-    def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = ids
-        self._place = 0
-
-    def next_token(self, ahead: int = 0) -> int | None:
-        """The token the script wants after the consumed ones and `ahead` more; None past its end."""
-        place = self._place + ahead
-        return self._ids[place] if place < len(self._ids) else None
-
-    def consume(self, token: int) -> None:
-        """The row really took `token`. Raises `ScriptedFault` when that is not the script's: nothing is said in its place."""
-        wanted = self.next_token()
-        if token != wanted:
-            raise ScriptedFault(f"token {self._place} of the scripted answer is {wanted}, but the row took {token}")
-        self._place += 1
+    def hook(self) -> ScriptHook:
+        """What makes a row say it."""
+        return ScriptHook(self.ids, self.line.faults)
 
 
 def _line(text: str, number: int) -> ScriptLine:

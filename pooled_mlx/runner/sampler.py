@@ -9,30 +9,12 @@ truncate. A masked draw therefore equals an unmasked draw whenever the latter is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from pooled_mlx.core.limits import MAX_TOP_K
+from pooled_mlx.core.runner import SamplingParameters
 from pooled_mlx.runner.model import mx
 
-MAX_TOP_K = 64
 _BLOCK = 64
-_GREEDY_BELOW = 1e-5
-"""Dividing by a smaller temperature leaves the range of float32; nothing but the best token has a chance there anyway."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParameters:
-    """How one row draws. `temperature` 0 is greedy; `top_k` 1..64; `top_p`, `min_p` act inside the top-k candidates."""
-
-    temperature: float = 0.0
-    top_k: int = 40
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-
-    @property
-    def greedy(self) -> bool:
-        """True when the most likely token is always taken."""
-        return self.temperature < _GREEDY_BELOW or self.top_k == 1
 
 
 def _mix(value: mx.array) -> mx.array:

@@ -10,8 +10,8 @@ import logging
 import random
 from typing import Any
 
+from pooled_mlx.runner.layers import AttentionKind, arrays_in, kind_of, layers_of
 from pooled_mlx.runner.model import MAX_EXPERT_ROWS, LoadedModel, ModelLoadError, mx
-from pooled_mlx.runner.segments import arrays_in, is_attention, layers_of
 
 _log = logging.getLogger("pooled.engine")
 
@@ -76,8 +76,9 @@ def _cosine(a: mx.array, b: mx.array) -> float:
 def _tokens_off(a: list[Any], b: list[Any]) -> float:
     """The part of the tokens whose keys in the last attention layer are far apart; 0 for a model without such a layer."""
     for one, other in zip(reversed(layers_of(a)), reversed(layers_of(b)), strict=True):
-        if is_attention(one) and isinstance(one.keys, mx.array):
-            first, second = (layer.keys[0, :, : layer.offset].astype(mx.float32) for layer in (one, other))
+        kind = kind_of(one)
+        if isinstance(kind, AttentionKind) and isinstance(one.keys, mx.array):
+            first, second = (kind.cut(layer, 0, layer.offset)[0][0].astype(mx.float32) for layer in (one, other))
             distance = mx.sqrt(mx.sum((first - second) ** 2, axis=(0, 2)) / mx.sum(second**2, axis=(0, 2)))
             near: Any = mx.sum(distance <= _FAR_OFF).item()
             return 1.0 - near / distance.size

@@ -17,19 +17,20 @@ from pooled_mlx.core.answer import fold
 from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Event, Failed, Finished, Text, check_order
 from pooled_mlx.core.memory import DeviceFacts
-from pooled_mlx.core.ports import Engine, Prepared
+from pooled_mlx.core.ports import Engine, EngineSettings, Prepared
 from pooled_mlx.core.request import Request, Turn
-from pooled_mlx.engine.engine import EngineSettings, LocalEngine
+from pooled_mlx.engine.engine import LocalEngine
 from pooled_mlx.engine.loop import EngineDead, Loop
 from pooled_mlx.prompt.prompt import PromptBuilder
 from pooled_mlx.replay.assets import replay_template
-from pooled_mlx.replay.engine import REPLAY_CARD, load_replay_model
+from pooled_mlx.replay.engine import REPLAY_CARD, Replay, load_replay_model
 from pooled_mlx.replay.faults import Faults
 from pooled_mlx.replay.script import ReplayScript, ScriptLine
 from pooled_mlx.replay.tiny_model import tiny_hybrid_config
 from pooled_mlx.runner import model as mlx_backend
 from pooled_mlx.runner.devices import read_device
 from pooled_mlx.runner.model import LoadedModel, arrays_of, mx
+from pooled_mlx.runner.start import MlxSource
 from tests.mac_fakes import health_body
 from tests.small_tokenizer import byte_level, write_folder
 
@@ -72,10 +73,10 @@ class Rooms:
         room = LocalEngine(
             REPLAY_CARD,
             self.folder,
-            EngineSettings(script=script, **fields),
+            EngineSettings(**fields),
+            MlxSource(load_when_told, device),
             on_dead=self.dead.append,
-            load_model=load_when_told,
-            device=device,
+            rehearsal=Replay(script),
         )
         self.made.append(room)
         room.start()

@@ -13,10 +13,12 @@ from typing import Any
 from pooled_mlx.core.answer import Answer, fold
 from pooled_mlx.core.card import SamplingDefaults
 from pooled_mlx.core.events import Event, check_order
+from pooled_mlx.core.ports import EngineSettings
 from pooled_mlx.core.request import Request, Sampling, ToolCall, Turn
-from pooled_mlx.engine.engine import EngineSettings, LocalEngine
+from pooled_mlx.engine.engine import LocalEngine
 from pooled_mlx.replay.engine import open_replay_engine
 from pooled_mlx.replay.script import ReplayScript, ScriptLine
+from pooled_mlx.runner.start import MlxSource
 from pooled_mlx.store import Ready
 
 READY_SECONDS = 300.0
@@ -35,7 +37,7 @@ def scripted_room(embedded: Ready, folder: Path, lines: Sequence[ScriptLine], **
 def small_room(embedded: Ready, **settings: Any) -> Iterator[LocalEngine]:
     """The embedded model, greedy unless the request says otherwise."""
     card = replace(embedded.card, sampling=SamplingDefaults(temperature=0.0))
-    room = LocalEngine(card, embedded.folder, EngineSettings(**{"prefill_step": 128, "seed": 7, **settings}))
+    room = LocalEngine(card, embedded.folder, EngineSettings(**{"prefill_step": 128, "seed": 7, **settings}), MlxSource())
     room.start()
     with _running(room):
         yield room

@@ -6,16 +6,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pooled_mlx.core.errors import ApiError, engine_failed
-from pooled_mlx.engine.finish import NotFinite
+from pooled_mlx.core.errors import ApiError, OwnFault, engine_failed
+from pooled_mlx.engine.keep import Keeper, NotFinite
 from pooled_mlx.engine.row import Row
-from pooled_mlx.engine.slots import Slots
 from pooled_mlx.grammar.match import GrammarFailed
-from pooled_mlx.replay.faults import ScriptedFault
 
 _log = logging.getLogger("pooled.engine")
 
-OWN_FAULTS = (NotFinite, GrammarFailed, ScriptedFault)
+OWN_FAULTS = (NotFinite, GrammarFailed, OwnFault)
 """What ends one request and says nothing about the engine."""
 
 _NOT_FINITE = "The model's output was not a number at this step; the answer was stopped and nothing of it was kept."
@@ -35,11 +33,11 @@ class Counters:
     grammar_failures: int = 0
 
 
-class Endings:
+class Failures:
     """Ends rows with their errors, or says which of them to read again. Owned by the engine thread."""
 
-    def __init__(self, slots: Slots, counters: Counters) -> None:
-        self._slots, self._counters = slots, counters
+    def __init__(self, keeper: Keeper, counters: Counters) -> None:
+        self._keeper, self._counters = keeper, counters
 
     def broken(self, row: Row) -> bool:
         """`row.broken` says what went wrong. True when the row is to be read again, else it is closed."""
@@ -47,7 +45,7 @@ class Endings:
         assert error is not None
         if isinstance(error, NotFinite) and self._was_poisoned(row):
             return True
-        self._slots.close(row, self._explained(row, error))
+        self._keeper.close(row, self._explained(row, error))
         return False
 
     def failed(self, rows: Sequence[Row], error: Exception) -> list[Row]:
@@ -56,13 +54,13 @@ class Endings:
         _log.error("a step of %d request(s) failed", len(rows), exc_info=error)
         again: list[Row] = []
         for row in rows:
-            self._slots.discard(row)
+            self._keeper.discard(row)
             if row.finish is not None or row.cancelled:
-                self._slots.close(row, None)
+                self._keeper.close(row, None)
             elif row.broken is not None:
-                self._slots.close(row, self._explained(row, row.broken))
+                self._keeper.close(row, self._explained(row, row.broken))
             elif row.retried:
-                self._slots.close(row, engine_failed(f"The engine failed at this step: {error}"))
+                self._keeper.close(row, engine_failed(f"The engine failed at this step: {error}"))
             else:
                 row.retried = True
                 self._counters.rebuilds += 1
@@ -75,8 +73,8 @@ class Endings:
             return False
         self._counters.not_finite += 1
         _log.warning("request %s: a stored prefix gave output that is not finite; it is read again", row.id)
-        self._slots.drop_own(row)
-        self._slots.drop_source(row)
+        self._keeper.drop_own(row)
+        self._keeper.drop_source(row)
         row.cold = True
         return True
 
@@ -85,7 +83,7 @@ class Endings:
         if isinstance(error, NotFinite):
             self._counters.not_finite += 1
             _log.error("request %s: %s", row.id, _NOT_FINITE)
-            self._slots.drop_own(row)
+            self._keeper.drop_own(row)
             return engine_failed(_NOT_FINITE)
         if isinstance(error, GrammarFailed):
             self._counters.grammar_failures += 1

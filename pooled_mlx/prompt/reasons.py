@@ -15,8 +15,7 @@ import numpy as np
 
 from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.request import Request, Role, ToolCall, Turn
-from pooled_mlx.engine.tree import agreement
-from pooled_mlx.prompt.exact_ids import Ids, as_ids, canonical_answer, canonical_reasoning
+from pooled_mlx.prompt.exact_ids import Ids, agreement, as_ids, canonical_answer, canonical_reasoning
 
 ReasonKind = Literal[
     "reused",
