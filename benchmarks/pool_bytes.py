@@ -12,9 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pooled_mlx.engine.prefill import data_of
-from pooled_mlx.runner.segments import materialise
-
 from benchmarks.empty_models import kv_bytes_per_token, state_bytes
 from benchmarks.models import make_room
 from benchmarks.prompts import code, script_text, user, words
@@ -23,6 +20,7 @@ from benchmarks.rooms import ask, empty_pool, on_engine, opened, parse
 from pooled_mlx.api.body import decode_json
 from pooled_mlx.core.ports import EngineSettings
 from pooled_mlx.engine.engine import LocalEngine
+from pooled_mlx.engine.ledger import stored_of
 from pooled_mlx.engine.loop import Loop
 from pooled_mlx.runner.model import memory_now, mx
 
@@ -133,12 +131,12 @@ async def _one_hit(room: LocalEngine, messages: list[dict[str, Any]], times: dic
         times.setdefault("reused", []).append(match.tokens / len(ids))
         if not match.path:
             return
-        drop_slack(loop)
-        caches = loop.model.make_cache()
-        path = [data_of(segment) for segment in match.path]
+        loop.ledger.trim(0)
+        path = [stored_of(segment) for segment in match.path]
         began = time.perf_counter()
-        materialise(caches, path, None, reserve_tokens=len(ids) - match.tokens)
+        cache = loop.runner.open([stored.span for stored in path], path[-1].state, len(ids), {})
         seconds = time.perf_counter() - began
+        loop.runner.free(cache)
         times.setdefault("materialise", []).append(seconds * 1000)
         times.setdefault("gigabytes a second", []).append(match.tokens * kv_bytes_per_token() / seconds / 1e9)
 

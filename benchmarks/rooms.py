@@ -60,7 +60,6 @@ def empty_pool(room: LocalEngine) -> dict[str, Any]:
     """Empty the pool and the buffer cache of an idle room; what is left in memory and in use, in bytes."""
 
     def ask(loop: Loop) -> dict[str, Any]:
-        drop_slack(loop)
         loop.pool.clear()
         gc.collect()
         mx.synchronize()
@@ -68,7 +67,7 @@ def empty_pool(room: LocalEngine) -> dict[str, Any]:
         return {
             "running": len(loop.running),
             "waiting": len(loop.waiting),
-            "reserved_bytes": loop.pool.reserved_bytes,
+            "reserved_bytes": loop.ledger.live_bytes,
             "segment_bytes": loop.pool.segment_bytes,
             "steps": loop.counters.steps,
             "failures": loop.counters.failures,

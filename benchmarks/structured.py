@@ -17,6 +17,7 @@ from pooled_mlx.core.events import Event
 from pooled_mlx.core.ports import EngineSettings
 from pooled_mlx.core.request import Request, ResponseFormat, Sampling, Tool, ToolChoice, Turn
 from pooled_mlx.engine.engine import LocalEngine
+from pooled_mlx.runner.start import MlxSource
 
 TEMPERATURES = (0.0, 0.5, 1.0, 1.5, 2.0)
 TOPICS = ("Paris", "a cat", "the moon", "bread", "chess", "rain", "a train", "Tokyo", "music", "a garden")
@@ -123,7 +124,7 @@ async def run_all(room: LocalEngine, todo: list[Case], together: int) -> dict[st
 
 def run(count: int = 100) -> None:
     """Print the table."""
-    room = LocalEngine(small_card(), small_folder(), EngineSettings(seed=None, prefill_step=256))
+    room = LocalEngine(small_card(), small_folder(), EngineSettings(seed=None, prefill_step=256), MlxSource())
     room.start()
     try:
         if not room.wait_ready(300):
