@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pooled_mlx import chat_formats
 from pooled_mlx.catalog import (
     EFFORTS,
     EMBEDDED_CARD,
@@ -50,6 +51,7 @@ def test_every_value_of_a_card_has_its_source(card: ModelCard):
     assert all(text.strip() for text in card.sources.values())
     assert card.purpose in ("fast", "smart", "small")
     assert card.quantization
+    assert card.chat_format is None or card.chat_format in chat_formats.names()
     assert card.attention is not None
     assert card.kv_bytes_per_token > 0
     assert card.attention.heads % card.attention.kv_heads == 0

@@ -129,7 +129,7 @@ def test_models_list_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: py
     rows = {row["id"]: row for row in listing["models"]}
     assert all(row["fits"] and not row["why"] for row in rows.values())
     assert rows["gpt-oss-20b"]["kv_quantization"] is False
-    assert (rows["gpt-oss-20b"]["purpose"], rows["gpt-oss-20b"]["unconfirmed"]) == ("fast", [])
+    assert (rows["gpt-oss-20b"]["purpose"], rows["gpt-oss-20b"]["unconfirmed"]) == ("fast", ["thinking"])
     assert rows["qwen3.8-27b"]["sources"]["weights_bytes"]
     assert (rows["qwen3-1.7b"]["disk"], rows["qwen3-1.7b"]["on_disk"]) == ("absent", False)
     every = {row["id"]: row for row in json.loads(output(capsys, "models", "list", "--json", "--all")[1])["models"]}
