@@ -1,4 +1,4 @@
-"""The catalog: model cards from TOML files, and the choice among them.
+"""The catalog: model cards from TOML files.
 
 The cards of the package lie in `models/` (package data); `~/.config/pooled-mlx/models/*.toml` adds cards or replaces those
 with the same id.
@@ -15,17 +15,23 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pooled_mlx.core.card import ModelCard, SamplingDefaults, ThinkingRule, WheelSource
+from pooled_mlx.core.card import AttentionShape, ModelCard, SamplingDefaults, ThinkingRule, WheelSource
 from pooled_mlx.core.limits import EFFORTS, MAX_TOP_K
-from pooled_mlx.core.memory import format_size
 
 EMBEDDED_CARD = "smollm2-135m"
 """The card that needs no model hub."""
 
+_WORD = re.compile(r"[a-z]{1,12}")
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
-_TABLES = {"wheel": WheelSource, "thinking": ThinkingRule, "sampling": SamplingDefaults, "sampling_thinking": SamplingDefaults}
+_TABLES = {
+    "wheel": WheelSource,
+    "attention": AttentionShape,
+    "thinking": ThinkingRule,
+    "sampling": SamplingDefaults,
+    "sampling_thinking": SamplingDefaults,
+}
 
 
 class CatalogError(Exception):
@@ -95,8 +101,11 @@ def parse_card(table: Mapping[str, Any], where: str) -> ModelCard:
             if not isinstance(values[key], Mapping):
                 raise CatalogError(f"{where}: {key} is {values[key]!r}; it must be a table [{key}]")
             values[key] = _build(shape, values[key], f"{where}: [{key}]")
-    if "eos_token_ids" in values:
-        values["eos_token_ids"] = tuple(values["eos_token_ids"])
+    for key in ("eos_token_ids", "unconfirmed"):
+        if isinstance(values.get(key), list):
+            values[key] = tuple(values[key])
+    if "attention" in values:
+        values.setdefault("kv_bytes_per_token", values["attention"].kv_bytes_per_token)
     card = _build(ModelCard, values, where)
     _check(card, where)
     return card
@@ -134,8 +143,9 @@ def _fits(value: Any, declared: str) -> bool:
         return isinstance(value, Mapping) and all(isinstance(entry, str) for entry in value.values())
     if kind.startswith("Mapping"):
         return isinstance(value, Mapping)
-    if kind.startswith("tuple[int"):
-        return isinstance(value, tuple) and all(isinstance(entry, int) for entry in value)
+    if kind.startswith("tuple["):
+        entry_kind = int if kind.startswith("tuple[int") else str
+        return isinstance(value, tuple) and all(isinstance(entry, entry_kind) for entry in value)
     return True
 
 
@@ -150,6 +160,22 @@ def _check(card: ModelCard, where: str) -> None:
         raise CatalogError(
             f"{where}: context_default {card.context_default} must be between 1 and context_max ({card.context_max})"
         )
+    if card.purpose and not _WORD.fullmatch(card.purpose):
+        raise CatalogError(
+            f"{where}: purpose is {card.purpose!r}; it must be one word of at most 12 small letters: fast, smart"
+        )
+    if card.attention and card.kv_bytes_per_token != card.attention.kv_bytes_per_token:
+        raise CatalogError(
+            f"{where}: kv_bytes_per_token is {card.kv_bytes_per_token}, and [attention] makes it "
+            f"{card.attention.kv_bytes_per_token}; leave one of them out"
+        )
+    names = [entry.name for entry in fields(ModelCard)]
+    for name in card.sources:
+        if name not in names:
+            raise CatalogError(f"{where}: [sources] names '{name}', which no card has.{nearest(name, names)}")
+    for name in card.unconfirmed:
+        if name not in card.sources:
+            raise CatalogError(f"{where}: unconfirmed names '{name}', which has no entry in [sources]")
     for name in ("sampling", "sampling_thinking"):
         sampling = getattr(card, name)
         if sampling is not None:
@@ -209,21 +235,3 @@ def load_catalog(*folders: Path) -> Catalog:
     if not cards:
         raise CatalogError("no model cards found: the package is damaged. Install it again")
     return Catalog(cards)
-
-
-def pick_default(catalog: Catalog, memory_bytes: int, has_metal: bool) -> ModelCard:
-    """The best card for a machine with this much memory; without Metal always the embedded one.
-
-    Raises `CatalogError` when no card fits.
-    """
-    embedded = catalog.get(EMBEDDED_CARD)
-    if not has_metal and embedded is not None:
-        return embedded
-    for card in catalog.ranked():
-        if card.minimum_memory_bytes <= memory_bytes:
-            return card
-    smallest = min(catalog.cards.values(), key=lambda card: card.minimum_memory_bytes)
-    raise CatalogError(
-        f"no model fits: this machine has {format_size(memory_bytes)} of memory, the smallest model ({smallest.id}) needs "
-        f"{format_size(smallest.minimum_memory_bytes)}"
-    )

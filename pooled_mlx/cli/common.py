@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pooled_mlx.catalog import Catalog, CatalogError, load_catalog, pick_default
+from pooled_mlx.catalog import Catalog, CatalogError, load_catalog
+from pooled_mlx.choice import judge, pick_default
 from pooled_mlx.config import ConfigError, Settings
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.store import StoreError, resolve_model
@@ -41,10 +43,10 @@ def plainly(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
 
 
 def choose_card(settings: Settings, catalog: Catalog, facts: DeviceFacts) -> ModelCard:
-    """The card of --model, or the best one for this machine. Raises `StoreError`, `CatalogError`."""
+    """The card of --model, or the best one for this machine under --memory-limit. Raises `StoreError`, `CatalogError`."""
     if settings.model:
         return resolve_model(settings.model, catalog)
-    return pick_default(catalog, facts.memory_bytes, facts.has_metal)
+    return pick_default(catalog, facts, partial(judge, limit_bytes=settings.memory_limit))
 
 
 def check_fit(facts: DeviceFacts, limit_bytes: int | None) -> Callable[[ModelCard], None]:

@@ -181,7 +181,8 @@ def _model(settings: Settings) -> Iterator[Finding]:
         yield _wired(card.weights_bytes, facts, cast(Wired, settings.wired))
     yield Finding("cards", "ok", f"{len(catalog.cards)}: {', '.join(card.id for card in catalog.ranked())}")
     if not row["fits"] and card.weights_bytes:
-        yield Finding("model", "bad", row["why"])
+        state = "bad" if row["context_tokens"] is None else "note"
+        yield Finding("model", state, row["why"], "pooled-mlx models list shows the models that fit")
     elif row["on_disk"]:
         yield Finding("model", "ok", f"{card.id}, on disk ({format_size(row['disk_bytes'])})")
         form = call_form_of(card)

@@ -7,7 +7,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pooled_mlx.catalog import Catalog, pick_default
+from pooled_mlx.catalog import Catalog
+from pooled_mlx.choice import judge, pick_default
 from pooled_mlx.cli.common import Refused, call_form_of, check_fit, convert, load_user_catalog, plainly, table
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.memory import format_size
@@ -17,14 +18,13 @@ from pooled_mlx.store.ensure import disk_state, remove_model, verify_model
 if TYPE_CHECKING:
     from pooled_mlx.core.memory import DeviceFacts
 
-_UNKNOWN_KV_BYTES = 131_072  # per token, where neither a card nor a loaded model says it: a dense model of 30 layers
-
 
 def add(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser("models", help="list, show, download and remove models")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    entry = actions.add_parser("list", help="all cards: size, whether it fits this machine, what is on disk")
+    entry = actions.add_parser("list", help="the models that fit this machine: what for, size, context, what is on disk")
+    entry.add_argument("--all", action="store_true", help="the others too, and why they do not fit")
     entry.add_argument("--json", action="store_true", help="print JSON")
     entry = actions.add_parser("show", help="everything about one model")
     entry.add_argument("model", help="card id, Hugging Face repo or folder")
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     catalog = load_user_catalog()
     if args.action == "list":
-        _list(catalog, read_device(), as_json=args.json)
+        _list(catalog, read_device(), rest=args.all, as_json=args.json)
         return 0
     card = resolve_model(args.model, catalog)
     if args.action == "show":
@@ -73,59 +73,70 @@ def _refuse_served(card: ModelCard) -> None:
         raise Refused(f"{card.id} is being served at {server.base_url}: stop that server first")
 
 
-def fits(card: ModelCard, facts: DeviceFacts) -> tuple[int | None, str]:
-    """(context in tokens that this machine can hold, "") or (None, why the model does not fit)."""
-    from pooled_mlx.core.memory import CacheShape, DoesNotFitError, loaded_bytes, plan_memory
-
-    shape = CacheShape(card.kv_bytes_per_token or _UNKNOWN_KV_BYTES, card.state_bytes)
-    weights = loaded_bytes(card.weights_bytes, facts.has_metal)
-    context, default = card.context_max, card.context_default
-    try:
-        plan = plan_memory(facts, weights, shape, context_max=context, context_default=default, model=card.id)
-        return plan.context_tokens, ""
-    except DoesNotFitError as error:
-        return None, str(error)
-
-
 def facts_of(card: ModelCard, facts: DeviceFacts) -> dict[str, Any]:
     """What `models list --json` says of one card."""
-    context, why = fits(card, facts)
+    verdict = judge(card, facts)
     state, size = disk_state(card)
     return {
         "id": card.id,
         "label": card.label,
+        "purpose": card.purpose,
+        "quantization": card.quantization,
+        "kv_quantization": card.kv_quantization,
         "weights_bytes": card.weights_bytes,
         "minimum_memory_bytes": card.minimum_memory_bytes,
         "context_max": card.context_max,
-        "fits": context is not None,
-        "context_tokens": context,
-        "why": why,
+        "fits": verdict.fits,
+        "context_tokens": verdict.context_tokens,
+        "why": verdict.why,
         "on_disk": state == "ready",
         "disk": state,
         "disk_bytes": size,
+        "sources": dict(card.sources),
+        "unconfirmed": list(card.unconfirmed),
     }
 
 
-def _list(catalog: Catalog, facts: DeviceFacts, *, as_json: bool) -> None:
+def _list(catalog: Catalog, facts: DeviceFacts, *, rest: bool, as_json: bool) -> None:
+    """What fits first, the default before all; with `rest` what does not, and why."""
+    default = pick_default(catalog, facts).id
     rows = [facts_of(card, facts) for card in catalog.ranked()]
-    default = pick_default(catalog, facts.memory_bytes, facts.has_metal).id
+    rows.sort(key=lambda row: (row["id"] != default, not row["fits"]))
+    shown = [row for row in rows if row["fits"] or rest]
     if as_json:
-        print(json.dumps({"default": default, "models": rows}, indent=1))
+        print(json.dumps({"default": default, "models": shown}, indent=1))
         return
     print(f"{facts.name}: {format_size(facts.memory_bytes)} of memory, {format_size(facts.limit_bytes)} for a model\n")
     cells = [
         (
             row["id"] + (" *" if row["id"] == default else ""),
-            format_size(row["weights_bytes"]) if row["weights_bytes"] else "?",
-            format_size(row["minimum_memory_bytes"]) if row["minimum_memory_bytes"] else "?",
+            row["purpose"] or "-",
+            _size(row),
+            row["quantization"] or "-",
             f"{row['context_tokens']:,} tokens" if row["fits"] else "no",
             {"ready": "yes", "partial": f"part, {format_size(row['disk_bytes'])}", "absent": "-"}[row["disk"]],
             row["label"],
         )
-        for row in rows
+        for row in shown
     ]
-    print(table(cells, ("MODEL", "SIZE", "MEMORY", "FITS WITH", "ON DISK", "NAME")))
-    print("\n* the default here. pooled-mlx models show MODEL says more, and why one does not fit.")
+    print(table(cells, ("MODEL", "FOR", "SIZE", "WEIGHTS", "FITS WITH", "ON DISK", "NAME")))
+    unfit = [row for row in rows if not row["fits"]]
+    if rest and unfit:
+        print("\nNot on this machine:")
+        print("\n".join(f"  {row['why']}" for row in unfit))
+    notes = ["* the default here."]
+    if any("weights_bytes" in row["unconfirmed"] for row in shown):
+        notes.append("? not confirmed.")
+    notes.append("pooled-mlx models show MODEL says more, and where each value comes from.")
+    if unfit and not rest:
+        notes.append(f"--all lists {len(unfit)} more, which do not fit, and why.")
+    print("\n" + " ".join(notes))
+
+
+def _size(row: dict[str, Any]) -> str:
+    if not row["weights_bytes"]:
+        return "?"
+    return format_size(row["weights_bytes"]) + (" ?" if "weights_bytes" in row["unconfirmed"] else "")
 
 
 def _show(card: ModelCard, facts: DeviceFacts, *, verify: bool) -> None:
@@ -137,12 +148,14 @@ def _show(card: ModelCard, facts: DeviceFacts, *, verify: bool) -> None:
     lines = [
         ("id", card.id),
         ("name", card.label),
+        ("for", card.purpose or "not stated"),
         ("source", source),
         ("license", card.license or "not stated"),
-        ("size", format_size(card.weights_bytes) if card.weights_bytes else "known after a download"),
-        ("memory", f"at least {format_size(card.minimum_memory_bytes)}" if card.minimum_memory_bytes else "not stated"),
+        ("size", _size(row) if card.weights_bytes else "known after a download"),
+        ("weights", card.quantization or "not stated"),
+        ("cache", "16 bits a value" if card.kv_quantization else "16 bits a value: its attention reads no quantized cache"),
         ("context", f"{card.context_default:,} by default, {card.context_max:,} at most"),
-        ("this machine", f"fits with {row['context_tokens']:,} tokens" if row["fits"] else row["why"]),
+        ("this machine", _on_this_machine(row)),
         ("on disk", f"{row['disk']}, {format_size(row['disk_bytes'])}"),
         ("thinking", thinking),
         ("tool calls", _tool_calls(card)),
@@ -151,8 +164,19 @@ def _show(card: ModelCard, facts: DeviceFacts, *, verify: bool) -> None:
     if card.thinking.supported:
         lines.append(("  thinking", _sampling(card, thinking=True)))
     print("\n".join(f"{name:<13} {text}" for name, text in lines))
+    if card.sources:
+        print("\nwhere the values come from")
+        marked = ((name, ("NOT CONFIRMED: " if name in card.unconfirmed else "") + text) for name, text in card.sources.items())
+        print("\n".join(f"  {name:<20} {text}" for name, text in marked))
     if verify:
         print(f"{'verified':<13} {verify_model(card)}")
+
+
+def _on_this_machine(row: dict[str, Any]) -> str:
+    if row["fits"]:
+        return f"fits with {row['context_tokens']:,} tokens"
+    forced = row["context_tokens"]
+    return row["why"] + (f". --model opens it all the same, with {forced:,} tokens" if forced else "")
 
 
 def _tool_calls(card: ModelCard) -> str:

@@ -45,6 +45,21 @@ class WheelSource:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The layers whose caches grow with the context: how many, the heads of their queries and of their K/V, values a head."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """K and V of one token in 16 bits."""
+        return self.layers * self.kv_heads * self.head_dim * 2 * 2
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """One model. Sizes in bytes, contexts in tokens. Exactly one of `repo`, `wheel` and `folder` is set."""
 
@@ -62,11 +77,19 @@ class ModelCard:
     thinking: ThinkingRule = field(default_factory=ThinkingRule)
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     sampling_thinking: SamplingDefaults | None = None
+    purpose: str = ""
+    """What the model is for, in one word: fast, smart, small."""
+    quantization: str = ""
+    """How the weights are stored, in the words of the field: 4-bit, 4-bit DWQ, MXFP4."""
     minimum_memory_bytes: int = 0
+    """The smallest machine that was found to hold it, where the memory plan alone allows a smaller one; 0: the plan decides."""
+    attention: AttentionShape | None = None
     kv_bytes_per_token: int = 0
     """K/V of all full-attention layers for one token, 16-bit; 0 means: not known before the model is loaded."""
     state_bytes: int = 0
-    """Recurrent states of one row at any length."""
+    """Recurrent states and rotating windows of one row at any length."""
+    kv_quantization: bool = True
+    """False: the model's attention cannot read quantized K/V."""
     rank: int = 0
     """Where several cards fit a machine, the highest rank is the default."""
     license: str = ""
@@ -74,6 +97,10 @@ class ModelCard:
     """Token ids that end an answer; empty means: those of the model folder."""
     drop_tools_when_none: bool = False
     """True for models that write call markup although calls are forbidden: `tool_choice: none` leaves the tools out."""
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where the values come from: name of the field -> source."""
+    unconfirmed: tuple[str, ...] = ()
+    """Names in `sources` whose value was not read at a source that can be relied on."""
 
     def sampling_for(self, thinking: bool) -> SamplingDefaults:
         """The defaults with or without thinking."""

@@ -74,7 +74,11 @@ class CacheShape:
 
 
 class DoesNotFitError(Exception):
-    """The model or the wanted context needs more memory than there is; the message has the numbers and the way on."""
+    """The model or the wanted context needs more memory than there is; `reason` has the numbers, the message the way on too."""
+
+    def __init__(self, reason: str, way_on: str = "") -> None:
+        super().__init__(f"{reason}. {way_on}" if way_on else reason)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +223,8 @@ def plan_memory(
         else:
             allows, way = "this machine", "Choose"
         raise DoesNotFitError(
-            f"{model} does not fit: it needs {format_size(needed)} ({parts}{cache}), {allows} allows {format_size(limit)}. "
-            f"{way} a smaller model: pooled-mlx models list"
+            f"{model} does not fit: it needs {format_size(needed)} ({parts}{cache}), {allows} allows {format_size(limit)}",
+            f"{way} a smaller model: pooled-mlx models list",
         )
     if pool_bytes is not None and pool_bytes > room:
         raise DoesNotFitError(

@@ -83,7 +83,7 @@ class OwnCommands:
 
     def models(self) -> Any:
         """The decoded list. Raises OSError."""
-        output = self._run([*self._program, "models", "list", "--json"], None)
+        output = self._run([*self._program, "models", "list", "--all", "--json"], None)
         try:
             return json.loads(output)
         except ValueError:

@@ -14,7 +14,6 @@ from pooled_mlx.store.folder import chat_template, read_json, weights_bytes
 FALLBACK_CONTEXT = 4096
 """Tokens, for a model that does not say how long its context is."""
 
-_MEMORY_PER_WEIGHT_BYTE = 1.35
 _LEVELS = re.compile(r"""['"](minimal|low|medium|high|xhigh|max)['"]""")
 
 
@@ -43,7 +42,6 @@ def derive_card(folder: Path, *, repo: str | None = None, revision: str | None =
         context_max=context,
         thinking=thinking_rule(template),
         sampling=sampling_defaults(read_json(folder, "generation_config.json")),
-        minimum_memory_bytes=int(size * _MEMORY_PER_WEIGHT_BYTE),
         eos_token_ids=eos_ids(config, read_json(folder, "generation_config.json")),
     )
 

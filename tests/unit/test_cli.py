@@ -88,35 +88,78 @@ def test_a_reader_that_leaves_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_models_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pooled_mlx.runner.devices.read_device", lambda: MACS[1])
+def on_a_mac(monkeypatch: pytest.MonkeyPatch, gigabytes: int) -> None:
+    mac = next(facts for facts in MACS if facts.memory_bytes == gigabytes * GIB)
+    monkeypatch.setattr("pooled_mlx.runner.devices.read_device", lambda: mac)
+
+
+def test_models_list_shows_what_fits_and_the_default_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    on_a_mac(monkeypatch, 16)
     code, out, _ = output(capsys, "models", "list")
     assert code == 0
-    assert "Apple M1, 16 GB: 16.0 GiB of memory, 10.7 GiB for a model" in out
-    lines = {line.split()[0]: line for line in out.splitlines() if line}
-    assert " no " in lines["qwen3.6-35b-moe"]
-    assert "qwen3-1.7b *" in lines["qwen3-1.7b"]
-    assert "32,768 tokens" in lines["qwen3-1.7b"]
+    lines = out.splitlines()
+    assert lines[0] == "Apple M1, 16 GB: 16.0 GiB of memory, 10.7 GiB for a model"
+    assert [line.split()[0] for line in lines[3:7]] == ["qwen3.5-9b", "qwen3.5-4b", "qwen3-1.7b", "smollm2-135m"]
+    assert lines[3].split()[1:6] == ["*", "smart", "5.6", "GiB", "4-bit"]
+    assert "32,768 tokens" in lines[5]
+    assert "35b" not in out
+    assert "--all lists 9 more" in out
+
+
+def test_models_list_all_says_why_the_rest_does_not_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    on_a_mac(monkeypatch, 32)
+    _, out, _ = output(capsys, "models", "list", "--all")
+    rows, _, reasons = out.partition("Not on this machine:\n")
+    names = [line.split()[0] for line in rows.splitlines()[3:16]]
+    assert len(names) == 13
+    assert names[0] == "qwen3.8-27b"
+    assert names.index("smollm2-135m") < names.index("qwen3.6-35b-moe-8bit")
+    assert "qwen3.6-35b-moe needs 36.0 GiB of memory, this machine has 32.0 GiB: 648 MB were swapped" in reasons
+    assert "qwen3-coder-next does not fit: it needs" in reasons
+    assert "59.1 GiB ?" in rows
+    assert "? not confirmed." in reasons
+    assert "--all lists" not in reasons
 
 
 def test_models_list_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pooled_mlx.runner.devices.read_device", lambda: MACS[3])
+    on_a_mac(monkeypatch, 32)
     code, out, _ = output(capsys, "models", "list", "--json")
     listing = json.loads(out)
+    assert (code, listing["default"], listing["models"][0]["id"]) == (0, "qwen3.8-27b", "qwen3.8-27b")
     rows = {row["id"]: row for row in listing["models"]}
-    assert (code, listing["default"]) == (0, "qwen3.6-35b-moe")
-    assert rows["qwen3.6-35b-moe"]["fits"] is True
-    assert rows["qwen3.6-35b-moe"]["context_tokens"] == 35_840
+    assert all(row["fits"] and not row["why"] for row in rows.values())
+    assert rows["gpt-oss-20b"]["kv_quantization"] is False
+    assert (rows["gpt-oss-20b"]["purpose"], rows["gpt-oss-20b"]["unconfirmed"]) == ("fast", ["thinking"])
+    assert rows["qwen3.8-27b"]["sources"]["weights_bytes"]
     assert (rows["qwen3-1.7b"]["disk"], rows["qwen3-1.7b"]["on_disk"]) == ("absent", False)
+    every = {row["id"]: row for row in json.loads(output(capsys, "models", "list", "--json", "--all")[1])["models"]}
+    assert set(rows) < set(every)
+    floor = every["qwen3.6-35b-moe"]
+    assert (floor["fits"], "36.0 GiB" in floor["why"]) == (False, True)
+    assert floor["context_tokens"] > 0
 
 
 def test_models_show_says_why_one_does_not_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pooled_mlx.runner.devices.read_device", lambda: MACS[1])
+    on_a_mac(monkeypatch, 16)
     code, out, _ = output(capsys, "models", "show", "qwen3.8-27b")
     assert code == 0
     assert "qwen3.8-27b does not fit: it needs" in out
     assert "yes, with effort levels" in out
     assert "temperature 1, top_k 20, top_p 0.95" in out
+
+
+def test_models_show_tells_sources_and_what_is_not_confirmed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    on_a_mac(monkeypatch, 32)
+    out = output(capsys, "models", "show", "gpt-oss-120b")[1]
+    lines = {line.split()[0]: line for line in out.partition("where the values come from")[2].splitlines() if line.strip()}
+    assert "NOT CONFIRMED: Rapid-MLX" in lines["weights_bytes"]
+    assert "NOT CONFIRMED" not in lines["attention"]
+    assert "59.1 GiB ?" in out
+    assert "its attention reads no quantized cache" in out
+    out = output(capsys, "models", "show", "qwen3.6-35b-moe")[1]
+    assert "--model opens it all the same, with " in out
 
 
 @pytest.mark.parametrize("action", ["show", "pull", "rm"])
@@ -195,7 +238,7 @@ def test_completion_works_in_bash(capsys: pytest.CaptureFixture[str]):
     for words, expected in (
         (["pooled-mlx", "ser"], {"serve", "service"}),
         (["pooled-mlx", "serve", "--max-q"], {"--max-queue"}),
-        (["pooled-mlx", "serve", "--model", "qwen3-"], {"qwen3-1.7b"}),
+        (["pooled-mlx", "serve", "--model", "qwen3-"], {"qwen3-1.7b", "qwen3-coder-next"}),
         (["pooled-mlx", "models", "pu"], {"pull"}),
         (["pooled-mlx", "models", "pull", "smol"], {"smollm2-135m"}),
     ):
@@ -221,9 +264,9 @@ def test_doctor_of_this_machine():
 @pytest.mark.parametrize(
     ("gigabytes", "wired", "state", "words"),
     [
-        (32, "auto", "ok", "the weights, 19.0 GiB; caches never are (--wired auto, the weights take 89% of what Metal allows)"),
+        (32, "auto", "ok", "the weights, 19.3 GiB; caches never are (--wired auto, the weights take 90% of what Metal allows)"),
         (64, "auto", "ok", "nothing (--wired auto, the weights take 40% of what Metal allows)"),
-        (64, "weights", "ok", "the weights, 19.0 GiB; caches never are (--wired weights, "),
+        (64, "weights", "ok", "the weights, 19.3 GiB; caches never are (--wired weights, "),
         (32, "off", "ok", "nothing (--wired off, "),
         (16, "weights", "note", "nothing, although --wired is weights: "),
     ],
@@ -234,6 +277,22 @@ def test_doctor_says_what_is_wired(monkeypatch: pytest.MonkeyPatch, gigabytes: i
     found = findings(model="qwen3.6-35b-moe", wired=wired)["wired"]
     assert found.state == state
     assert words in found.text
+
+
+@pytest.mark.parametrize(("gigabytes", "state"), [(24, "bad"), (32, "note"), (36, "note")])
+def test_doctor_tells_a_model_that_does_not_fit_from_one_that_is_not_offered(
+    monkeypatch: pytest.MonkeyPatch, gigabytes: int, state: str
+):
+    on_a_mac(monkeypatch, gigabytes)
+    found = findings(model="qwen3.6-35b-moe")["model"]
+    assert found.state == state
+    assert ("models list" in found.advice) == (gigabytes < 36)
+
+
+def test_the_default_model_keeps_to_the_memory_limit(monkeypatch: pytest.MonkeyPatch):
+    on_a_mac(monkeypatch, 64)
+    assert "qwen3.6-35b-moe-8bit" in findings()["model"].text
+    assert "qwen3.5-9b," in findings(memory_limit="10 GiB")["model"].text
 
 
 def test_doctor_finds_what_is_wrong(own_folders: Path, monkeypatch: pytest.MonkeyPatch):

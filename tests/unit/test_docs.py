@@ -33,6 +33,17 @@ def test_readme_begins_with_the_two_commands():
     assert lines[2].startswith("make test ")
 
 
+def test_readme_names_the_default_of_each_mac():
+    from pooled_mlx.catalog import builtin_folder, load_catalog
+    from pooled_mlx.choice import pick_default
+    from tests.mac_devices import MACS
+
+    text = (ROOT / "README.md").read_text().lower()
+    for facts in MACS:
+        label = pick_default(load_catalog(builtin_folder()), facts).label
+        assert label.removesuffix(" 8-bit").replace(" ", "-").lower() in text, facts.name
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str):
     page = ROOT / name

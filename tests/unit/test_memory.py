@@ -54,32 +54,6 @@ def test_every_plan_adds_up_and_stays_under_the_limit(facts: DeviceFacts):
         assert made.context_tokens % 1024 == 0
 
 
-def test_contexts_of_the_cards_on_recorded_macs():
-    """The table of docs/models.md, by the facts of real machines."""
-    table = {
-        facts.name: [context(card_id, facts) for card_id in ("qwen3-1.7b", "qwen3.6-35b-moe", "qwen3.8-27b")] for facts in MACS
-    }
-    assert table == {
-        "Apple M1, 8 GB": [32_768, None, None],
-        "Apple M1, 16 GB": [32_768, None, None],
-        "Apple M2, 24 GB": [32_768, None, None],
-        "Apple M2 Pro, 32 GB": [32_768, 35_840, 73_728],
-        "Apple M3 Max, 36 GB": [32_768, 131_072, 131_072],
-        "Apple M4 Pro, 48 GB": [32_768, 131_072, 131_072],
-        "Apple M1 Max, 64 GB": [32_768, 131_072, 131_072],
-        "Apple M3 Max, 96 GB": [32_768, 131_072, 131_072],
-        "Apple M5 Max, 128 GB": [32_768, 131_072, 131_072],
-    }
-
-
-def test_the_default_card_of_each_mac_fits_it():
-    from pooled_mlx.catalog import Catalog, pick_default
-
-    for facts in MACS:
-        card = pick_default(Catalog(CARDS), facts.memory_bytes, facts.has_metal)
-        assert plan(card, facts).context_tokens >= 8192, facts.name
-
-
 def test_a_context_that_the_user_wants_is_kept_or_refused_with_numbers():
     facts = DeviceFacts("test", 64 * GIB, True, 48 * GIB, 36 * GIB)
     assert plan_memory(facts, 20 * GIB, QWEN36, context_max=262_144, context=262_144).context_tokens == 262_144

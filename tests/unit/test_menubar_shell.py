@@ -223,7 +223,7 @@ def test_our_own_commands() -> None:
     assert commands.models() == [{"id": "a"}]
     assert commands.connect("codex") == '[{"id": "a"}]'
     assert [command for command, _ in run.seen] == [
-        ["pooled-mlx", "models", "list", "--json"],
+        ["pooled-mlx", "models", "list", "--all", "--json"],
         ["pooled-mlx", "connect", "codex", "--port", "8090"],
     ]
     run.output = b"oops"
