@@ -347,6 +347,8 @@ class Ledger:
         self._seal(cache)
         if end is not None and any(stored.span.hi == end for stored in book.named):
             book.end, book.copies = end, list(copies)
+        elif book.rest_bytes > book.named_bytes:  # nothing can reopen it, and little is copied to free much
+            self._trim(cache, book)
 
     def free(self, cache: int) -> None:
         """Give up a cache or buffer with whatever is in it."""
