@@ -72,18 +72,17 @@ class Keeper:
     def restore(self, row: Row) -> Match:
         """Find the longest stored prefix and make it the row's cache."""
         hold, rule = _held(row), self.pool.rule
-        self.ledger.evict_for(row)
+        moves = self.ledger.evict_for(row)
         match = Match() if row.cold else self._lookup(row)
         before, hold.lease = hold.lease, self.pool.lease(match, row.prepared.request.client)
         if before is not None:
             before.release()
         hold.parent = match.parent or self.pool.root
-        hold.source = match.partial[0] if match.partial is not None else match.parent
-        hold.lower, row.position, hold.at_cut = hold.parent.end, match.tokens, False
+        row.position, hold.at_cut = match.tokens, False
         claim, hold.claim = hold.claim, None
         ids = row.ids
         room = len(ids) + hold.spare_tokens
-        row.cache, hold.copies = self.ledger.open(match, claim, room, moves=hold.moves)
+        row.cache, hold.copies = self.ledger.open(match, claim, room, moves=moves)
         if not row.out:
             row.cached_tokens = match.tokens
         marks = checkpoints(row.prompt.boundaries, len(row.prompt.ids), rule)
@@ -126,15 +125,15 @@ class Keeper:
     def _store(self, row: Row, kind: Kind, end: int, *, fork: bool = False) -> None:
         """Put the row's tokens from its last segment to `end` into the pool. Raises `NotFinite` and stores nothing then."""
         hold = _held(row)
-        if end <= hold.lower:
+        if end <= hold.parent.end:
             return
         assert row.cache is not None
-        stored = self.ledger.mark(row.cache, hold.lower, end)
+        stored = self.ledger.mark(row.cache, hold.parent.end, end)
         if stored is None:
             raise NotFinite(f"the state after token {end} is not finite")
         segment = self.pool.insert(
             hold.parent,
-            row.ids[hold.lower : end],
+            row.ids[hold.parent.end : end],
             stored,
             kind="side" if row.is_side else kind,
             boundary=row.boundary_at(end, fork=fork),
@@ -147,7 +146,7 @@ class Keeper:
             # Otherwise the pool had these tokens; they may have been computed another way, in one piece or token by token.
             hold.copies.append(stored)
             hold.own = hold.own or segment
-        hold.parent, hold.lower = segment, end
+        hold.parent = segment
 
     # --- the end
 

@@ -196,24 +196,25 @@ class Ledger:
     def _can_move(self, stored: Stored, claim: int | None) -> bool:
         return stored.held and (stored.span.buffer == claim or self._books[stored.span.buffer].is_free)
 
-    def evict_for(self, row: Row) -> None:
+    def evict_for(self, row: Row) -> bool:
         """Make room for the prompt of a row that is about to be restored: its cache gets room for all of it at once.
 
-        Where slack alone does not give it, the row's path moves into its cache instead of being copied. Says as well how many
-        tokens more than the prompt that room may be for. Nothing is evicted for those.
+        True where slack alone does not give it, so that the row's path must move into its cache instead of being copied. Notes
+        as well how many tokens more than the prompt that room may be for. Nothing is evicted for those.
         """
         hold, pool = row.hold, self.pool
         assert hold is not None
         needed = max(0, row.projected_bytes - self._token_bytes * row.max_tokens)
         if hold.claim is not None:
             needed = max(0, needed - self._books[hold.claim].bytes)
-        hold.moves = pool.used_bytes - self.slack_bytes + needed > pool.budget_bytes
-        if hold.moves and hold.claim is None:
+        moves = pool.used_bytes - self.slack_bytes + needed > pool.budget_bytes
+        if moves and hold.claim is None:
             needed = max(0, needed - self._own_bytes(row, set()))
         pool.make_room(needed)
         wanted = min(len(row.ids) // _SPARE_PART, _MOST_SPARE)
         free = pool.budget_bytes - pool.used_bytes - needed
         hold.spare_tokens = wanted if wanted * self._token_bytes <= free else 0
+        return moves
 
     def room_for_batch(self, rows: Sequence[Row], padded_bytes: int) -> bool:
         """Make room for a batch that takes `padded_bytes` in place of these rows' caches, which keep only their segments."""

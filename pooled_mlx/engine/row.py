@@ -89,29 +89,31 @@ class Bounds:
 class Hold:
     """What a running row stands on, and how far it is with its prompt.
 
-    `parent` is the stored segment that its next one hangs on, which begins at token `lower`; `match` what it resumed from, None
-    until it was restored; `source` the segment that it resumed from or in; `own` the first one that it added; `copies` the
-    entries of those whose very bits its cache has. `claim` is the buffer set aside for it; with `moves` its path is moved into
-    its cache instead of copied; `spare_tokens` is the room beyond its prompt. `pieces` are still to be read, at `fork` a state
-    is kept for others; `parted_at` is the token at which it left every stored prompt. `at_cut`: a cold prompt would stop where
-    it is as well. `suspect` is where it resumed when its output was not finite, until it is known whether that was the cause.
+    `parent` is the stored segment at whose end its next one begins; `match` what it resumed from, None until it was restored;
+    `own` the first segment that it added; `copies` the entries of those whose very bits its cache has. `claim` is the buffer
+    set aside for it, `spare_tokens` the room beyond its prompt. `pieces` are still to be read; at `fork` a state is kept for
+    others; `parted_at` is the token at which it left every stored prompt. `at_cut`: a cold prompt would stop where it is as
+    well. `suspect` is where it resumed when its output was not finite, until it is known whether that was the cause.
     """
 
     lease: Lease | None
     parent: Segment
-    lower: int = 0
     match: Match | None = None
-    source: Segment | None = None
     own: Segment | None = None
     suspect: Segment | None = None
     copies: list[Any] = field(default_factory=list)
     claim: int | None = None
-    moves: bool = False
     spare_tokens: int = 0
     pieces: list[Piece] = field(default_factory=list)
     fork: int | None = None
     parted_at: int | None = None
     at_cut: bool = False
+
+    @property
+    def source(self) -> Segment | None:
+        """The segment that it resumed from or in."""
+        match = self.match or Match()
+        return match.partial[0] if match.partial is not None else match.parent
 
     def release(self) -> None:
         """Give the path back to the pool."""
