@@ -18,8 +18,9 @@ from pooled_mlx.mac.launchd import Launchctl
 from pooled_mlx.mac.menu import render_text
 from pooled_mlx.mac.menu_model import MenuModel, Parts
 from pooled_mlx.mac.places import Places, places
+from pooled_mlx.mac.program import program_command
 from pooled_mlx.mac.rumps_shell import RumpsShell, Worker
-from pooled_mlx.mac.service import Service, program_command
+from pooled_mlx.mac.service import Service
 
 DESCRIPTION = """\
 Shows the server in the menu bar (macOS, `pip install 'pooled-mlx[menubar]'`): state, speed, cache, progress; starts, stops
