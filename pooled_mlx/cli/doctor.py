@@ -102,6 +102,7 @@ def examine(given: dict[str, Any]) -> Iterator[Finding]:
         _disk,
         _token,
         _port,
+        _menubar,
     )
     for check in checks:
         try:
@@ -280,3 +281,11 @@ def _port(settings: Settings) -> Iterator[Finding]:
         holder = port_holder(settings.port)
         by = f" by {holder[1]} (pid {holder[0]})" if holder else ""
         yield Finding("port", "bad", f"{settings.port} is in use{by}", "Choose another one with --port, or end that process")
+
+
+def _menubar(settings: Settings) -> Iterator[Finding]:
+    """Whether this Python's menu bar would be seen; nothing elsewhere."""
+    from pooled_mlx.mac.app_bundle import undrawable
+
+    if sys.platform == "darwin" and (problem := undrawable()):
+        yield Finding("menu bar", "note", problem)
