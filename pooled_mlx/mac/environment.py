@@ -16,7 +16,8 @@ PLACES = (
 """Variables whose value is a file or folder."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy")
 SECRETS = ("HF_TOKEN", TOKEN_ENV)
-OTHERS = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL")
+OTHERS = ("PATH", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL")
+"""PATH too: launchd's own has neither Homebrew's folder nor uv's, and uv fetches wheels where there is no pip."""
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 
 

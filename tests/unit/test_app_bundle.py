@@ -79,7 +79,10 @@ def test_the_app_has_what_macos_wants(stage: Stage) -> None:
     assert os.access(launcher, os.X_OK)
     assert (stage.app / "Contents" / "Resources" / f"{info['CFBundleIconFile']}.icns").read_bytes() == icns()
     assert stage.agent["ProgramArguments"] == [stage.program, "menubar", "--port", "8090"]
-    assert stage.agent["EnvironmentVariables"] == {"XDG_CONFIG_HOME": str(stage.home / "config")}
+    assert stage.agent["EnvironmentVariables"] == {
+        "XDG_CONFIG_HOME": str(stage.home / "config"),
+        "PATH": os.environ["PATH"],
+    }
     assert not stage.where.agent_file(MENUBAR_LABEL).exists()
     assert stage.where.logs.is_dir()
     assert str(stage.app) in stage.lines[0]

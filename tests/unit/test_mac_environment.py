@@ -13,13 +13,19 @@ HOME = Path("/Users/me")
 
 def test_only_what_decides_something_is_taken() -> None:
     environment = {
-        **{"PATH": "/bin", "HF_ENDPOINT": "https://mirror", "no_proxy": "localhost", "SSL_CERT_FILE": "/etc/c.pem"},
+        **{
+            "PATH": "/opt/homebrew/bin:/bin",
+            "TERM": "xterm",
+            "HF_ENDPOINT": "https://mirror",
+            "no_proxy": "localhost",
+            "SSL_CERT_FILE": "/etc/c.pem",
+        },
         **{"POOLED_MLX_PORT": "8090", "HF_HUB_OFFLINE": "1", "HF_TOKEN": "", "HOME": "/x"},
     }
     recorded = record(environment, HOME)
     assert recorded.variables == {
         **{"SSL_CERT_FILE": "/etc/c.pem", "no_proxy": "localhost", "HF_ENDPOINT": "https://mirror", "HF_HUB_OFFLINE": "1"},
-        "POOLED_MLX_PORT": "8090",
+        **{"PATH": "/opt/homebrew/bin:/bin", "POOLED_MLX_PORT": "8090"},
     }
     assert recorded.warnings == ()
 
