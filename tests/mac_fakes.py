@@ -51,7 +51,7 @@ class FakeLaunchd:
     """Answers the launchctl commands for any number of agents, and keeps what it was told.
 
     `on_start` is called with the plist's content when an agent starts. A bootout takes `slow_bootouts` looks to finish.
-    Without a `desktop` there is no domain `gui/501`.
+    Without a `desktop` there is no domain `gui/501`. Agents that `resist` do not end when they are asked to.
     """
 
     def __init__(self, on_start: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
@@ -61,6 +61,7 @@ class FakeLaunchd:
         self.on_start = on_start
         self.slow_bootouts = 0
         self.desktop = True
+        self.resists = False
         self.domains: dict[str, str] = {}
         self.refuse: str | None = None
         self._leaving: dict[str, int] = {}
@@ -92,7 +93,7 @@ class FakeLaunchd:
                 del self.loaded[label]
         elif verb == "kickstart":
             self._start(rest[-1].rsplit("/", 1)[1])
-        elif verb == "kill":
+        elif verb == "kill" and not self.resists:
             self.running.discard(rest[1].rsplit("/", 1)[1])
         return Ran(0, "")
 

@@ -25,7 +25,7 @@ THROTTLE_SECONDS = 10
 HEADLESS_SESSION = "Background"
 """The session type of agents that launchd keeps in `user/UID`, where no desktop is needed."""
 BOOTOUT_SECONDS = STOP_SECONDS + 10.0
-_BOOTOUT_PAUSE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.5
 _COMMAND_SECONDS = STOP_SECONDS + 30.0
 
 
@@ -165,10 +165,8 @@ class Launchctl:
             return False
         # bootout returns 36 ("operation now in progress") while the process still ends, so its code says little.
         said = self._run([LAUNCHCTL, "bootout", f"{domain}/{label}"]).output.strip()
-        for _ in range(int(BOOTOUT_SECONDS / _BOOTOUT_PAUSE_SECONDS)):
-            if not self.status(label).loaded:
-                return True
-            self._sleep(_BOOTOUT_PAUSE_SECONDS)
+        if self._wait(lambda: not self.status(label).loaded):
+            return True
         raise LaunchdError(f"launchd has not let go of {label} after {BOOTOUT_SECONDS:g} s: {said}")
 
     def start(self, label: str) -> None:
@@ -180,8 +178,21 @@ class Launchctl:
         self._must(["kill", "SIGTERM", self._target(label)])
 
     def restart(self, label: str) -> None:
-        """End it and start it. Raises `LaunchdError`."""
-        self._must(["kickstart", "-k", self._target(label)])
+        """End it and start it; it is killed only when it has not ended in its time. Raises `LaunchdError`."""
+        if self.status(label).running:
+            self.stop(label)
+            if not self._wait(lambda: not self.status(label).running):
+                self._must(["kickstart", "-k", self._target(label)])
+                return
+        self.start(label)
+
+    def _wait(self, done: Callable[[], bool]) -> bool:
+        """Whether it came true while launchd waits for an agent to end, and a little longer."""
+        for _ in range(int(BOOTOUT_SECONDS / _PAUSE_SECONDS)):
+            if done():
+                return True
+            self._sleep(_PAUSE_SECONDS)
+        return False
 
     def _find(self, label: str) -> tuple[str, AgentStatus]:
         """The domain that has `label`, that of the desktop where none has, and what is known of it there."""

@@ -12,7 +12,7 @@ from pathlib import Path
 UV_INSTALL = "uv tool install --managed-python 'pooled-mlx[menubar]'"
 PIPX_INSTALL = "pipx install 'pooled-mlx[menubar]'"
 _UV_CACHE = re.compile(r"/(?:archive|environments|builds)-v\d+/")
-_PIPX_CACHE = re.compile(r"/pipx/\.cache/|/\.cache/pipx/|/Caches/pipx/")
+_PIPX_CACHE = re.compile(r"/\.cache/pipx/|/Caches/pipx/|/\.cache/[0-9a-f]{15}/")
 _GUARDED = ("Documents", "Desktop", "Downloads", "Library/Mobile Documents")
 """Folders of the home folder that macOS lets no program read that was not allowed to."""
 

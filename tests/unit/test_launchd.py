@@ -275,7 +275,7 @@ def test_another_model_leaves_the_recorded_variables_as_they_are(stage: Stage) -
     [
         ("/Users/me/.cache/uv/archive-v0/3fJ/bin/pooled-mlx", "uv tool install --managed-python 'pooled-mlx[menubar]'"),
         ("/Users/me/Library/Caches/pipx/ab12/bin/pooled-mlx", "pipx install 'pooled-mlx[menubar]'"),
-        ("/Users/me/.local/pipx/.cache/ab12/bin/pooled-mlx", "pipx install 'pooled-mlx[menubar]'"),
+        ("/Users/me/.local/pipx/.cache/1a9611a0edad48b/bin/pooled-mlx", "pipx install 'pooled-mlx[menubar]'"),
     ],
 )
 def test_a_program_in_a_cache_is_not_installed(
@@ -305,7 +305,7 @@ def test_without_a_desktop_session_the_agent_needs_none(stage: Stage) -> None:
     assert "nobody is logged in at the screen" in stage.text
     for action in ("stop", "start", "restart"):
         assert stage.run(action) == 0
-    assert stage.launchd.commands[-1] == ["kickstart", "-k", f"user/501/{SERVICE_LABEL}"]
+    assert stage.launchd.commands[-1] == ["kickstart", f"user/501/{SERVICE_LABEL}"]
     stage.launchd.desktop = True
     assert stage.run("status") == 0
     assert "running, pid 4242" in stage.text
@@ -452,6 +452,19 @@ def test_start_stop_restart(stage: Stage, capsys: pytest.CaptureFixture[str]) ->
     assert stage.run("start") == 0
     assert SERVICE_LABEL in stage.launchd.running
     assert stage.run("restart") == 0
+    assert stage.launchd.commands[-1] == ["kickstart", f"gui/501/{SERVICE_LABEL}"]
+
+
+def test_restart_asks_first_and_kills_only_what_does_not_end(stage: Stage) -> None:
+    stage.run("install")
+    stage.launchd.commands.clear()
+    assert stage.run("restart") == 0
+    told = [command for command in stage.launchd.commands if command[0] != "print"]
+    assert told == [["kill", "SIGTERM", f"gui/501/{SERVICE_LABEL}"], ["kickstart", f"gui/501/{SERVICE_LABEL}"]]
+    stage.launchd.resists = True
+    before = stage.clock.now
+    assert stage.run("restart") == 0
+    assert stage.clock.now - before > STOP_SECONDS
     assert stage.launchd.commands[-1] == ["kickstart", "-k", f"gui/501/{SERVICE_LABEL}"]
 
 
