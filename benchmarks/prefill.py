@@ -11,13 +11,13 @@ import numpy as np
 from benchmarks.models import small_card, small_folder
 from benchmarks.prompts import words
 from benchmarks.report import Result, Size, at_least, interleaved, main, measured, note, ratios
+from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.request import Request, Turn
-from pooled_mlx.engine.calibrate import measure_step, spacing_for
-from pooled_mlx.engine.cuts import CutRule
-from pooled_mlx.engine.mlx_backend import LoadedModel, load, mx
-from pooled_mlx.engine.prompt import Prompt, PromptBuilder
-from pooled_mlx.engine.templates import ChatTemplate
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.prompt import Prompt, PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.runner.calibrate import measure_step, spacing_for
+from pooled_mlx.runner.model import LoadedModel, load, mx
 
 SIZES = (
     Size("pairs", 3, 1, "interleaved pairs"),
@@ -39,24 +39,22 @@ def history(messages: int, message_words: int) -> Prompt:
 
 
 class Ours:
-    """Our own prefill without a server: the loop's `Prefill` over a fresh pool, checkpoints and stored segments included."""
+    """Our own prefill without a server: a prompt's way over a fresh pool, checkpoints and stored segments included."""
 
     def __init__(self, model: LoadedModel, prompt: Prompt, rule: CutRule) -> None:
         self._model, self._prompt, self._rule = model, prompt, rule
 
     def seconds(self) -> float:
         """Seconds to the logits of the first token."""
-        from pooled_mlx.engine.pool import Pool
-        from pooled_mlx.engine.prefill import Prefill
-        from pooled_mlx.engine.segments import is_divisible
-        from tests.engine.harness import make_row
+        from pooled_mlx.runner.runner import MlxRunner
+        from tests.engine.harness import loop_on, make_row
 
         row = make_row(self._prompt.ids, 1, self._prompt.boundaries, system_end=self._prompt.system_end)
-        pool = Pool(1 << 34, b"benchmark", divisible=is_divisible(self._model.make_cache()), rule=self._rule)
+        loop = loop_on(MlxRunner(self._model), self._rule, 1 << 34)
         began = time.perf_counter()
-        prefill = Prefill(self._model, pool, self._rule, row)
-        prefill.restore()
-        while not prefill.piece():
+        loop.keeper.admit(row, 0.0, alone=True)
+        loop.keeper.restore(row)
+        while not loop.keeper.read(row):
             pass
         return time.perf_counter() - began
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pooled_mlx.engine.cuts import CutRule, checkpoints, pieces
+from pooled_mlx.core.cuts import CutRule, checkpoints, pieces
 from pooled_mlx.engine.pool import Boundary, Kind, Match, Pool, Segment
 
 RULE = CutRule(step=32, spacing=256, minimum=16)
@@ -199,3 +199,28 @@ def words(text: str, count: int) -> list[int]:
     """`count` ids that belong to `text` alone."""
     base = 10 + zlib.crc32(text.encode()) % 400_000 * 10_000
     return [base + number for number in range(count)]
+
+
+class Reserved:
+    """What lies beside a pool's segments: bytes that a test says are live."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.live_bytes = self.slack_bytes = 0
+        pool.beside = self
+
+    def trim(self, target_bytes: int) -> None:
+        """Free slack."""
+        self.slack_bytes = max(0, self.slack_bytes - max(0, self._pool.used_bytes - target_bytes))
+
+    def take(self, size_bytes: int) -> bool:
+        """Make room for something live."""
+        if not self._pool.make_room(size_bytes):
+            return False
+        self.live_bytes += size_bytes
+        return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """It is gone."""
+        self.live_bytes -= size_bytes
+        self._pool.make_room(0)

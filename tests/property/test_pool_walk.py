@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from pooled_mlx.engine.cuts import CutRule, checkpoints, pieces
+from pooled_mlx.core.cuts import CutRule, checkpoints, pieces
 from pooled_mlx.engine.pool import MOST_STATES, Lease, Pool, Segment
-from tests.pool_fakes import Clock, FakeData, check_match
+from tests.pool_fakes import Clock, FakeData, Reserved, check_match
 
 CUTS = CutRule(step=4, spacing=12, minimum=3)
 KV_BYTES, STATE_BYTES = 10, 100
@@ -47,6 +47,7 @@ class PoolWalk(RuleBasedStateMachine):
         self.forgot = False
         self.running: list[Running] = []
         self.reserved: list[int] = []
+        self.beside = Reserved(self.pool)
 
     # What the oracle knows
 
@@ -131,7 +132,7 @@ class PoolWalk(RuleBasedStateMachine):
     @rule(size=st.integers(0, 6_000))
     def reserve(self, size):
         before = self.pool.used_bytes
-        if self.pool.reserve(size):
+        if self.beside.take(size):
             assert self.pool.used_bytes <= self.pool.budget_bytes
             self.reserved.append(size)
         else:
@@ -140,7 +141,7 @@ class PoolWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.reserved)
     @rule()
     def unreserve(self):
-        self.pool.unreserve(self.reserved.pop())
+        self.beside.give_back(self.reserved.pop())
 
     @precondition(lambda self: self.pool.segment_bytes)
     @rule(which=st.integers(0, 1000))
@@ -169,7 +170,7 @@ class PoolWalk(RuleBasedStateMachine):
             assert not segment.data.released
             assert segment.bytes == 4 * segment.tokens + KV_BYTES * segment.tokens + segment.state_bytes
         assert self.pool.segment_bytes == sum(segment.bytes for segment in segments)
-        assert self.pool.reserved_bytes == sum(self.reserved)
+        assert self.beside.live_bytes == sum(self.reserved)
         if self.pool.used_bytes > self.pool.budget_bytes:
             assert self.pool.evictable_bytes() == 0
 
@@ -205,7 +206,7 @@ class PoolWalk(RuleBasedStateMachine):
         for row in self.running:
             row.lease.release()
         for size in self.reserved:
-            self.pool.unreserve(size)
+            self.beside.give_back(size)
         assert all(segment.leases == segment.tips == 0 for segment in self.pool.segments())
         assert self.pool.used_bytes <= self.pool.budget_bytes
         self.pool.clear()

@@ -26,7 +26,10 @@ MAY_IMPORT = {
     "chat_formats": {"core", "text", "grammar"},
     "api": {"core"},
     "store": {"core", "catalog"},
-    "engine": {"core", "catalog", "chat_formats", "text", "grammar"},
+    "prompt": {"core", "chat_formats", "text", "grammar"},
+    "runner": {"core"},
+    "engine": {"core", "prompt", "chat_formats", "text", "grammar"},
+    "replay": {"core", "prompt", "engine", "runner", "grammar"},
     "server": {"core", "api", "catalog", "config"},
     "page": {"core"},
     "connect": {"core", "catalog", "config"},
@@ -38,21 +41,21 @@ MAY_IMPORT = {
 """Part -> the other parts that it may import; None: all of them."""
 
 ONLY_IN = {
-    "mlx": {"engine"},
-    "mlx_lm": {"engine"},
+    "mlx": {"runner", "replay/tiny_model", "store/gguf"},
+    "mlx_lm": {"runner", "replay/tiny_model"},
     "quart": {"server"},
     "hypercorn": {"server"},
     "werkzeug": {"server"},
     "pydantic": {"api"},
     "rumps": {"mac"},
     "huggingface_hub": {"store"},
-    "llguidance": {"grammar", "engine"},
-    "transformers": {"engine"},
+    "llguidance": {"grammar"},
+    "transformers": {"prompt"},
 }
-"""Library -> the parts that may import it."""
+"""Library -> the parts, or single files, that may import it: those two make weights, and never see a cache."""
 
-WITHOUT_MLX = ("prompt", "cuts", "pool", "exact_ids", "templates", "memory", "devices", "segment_tree", "eviction", "tokens")
-"""Engine modules that load without MLX."""
+WITHOUT_MLX = ("prompt.prompt", "prompt.tokens", "core.cuts", "core.memory", "engine.pool", "engine.eviction", "runner.devices")
+"""Modules that load without MLX."""
 
 FORBIDDEN_NAMES = ("Manager", "Helper", "Util")
 
@@ -101,7 +104,45 @@ def test_imports_go_one_way(path: Path):
             if allowed is not None and target not in (part, "__init__"):
                 assert target in allowed, f"{path}:{line}: {part} must not import {module}"
         elif library in ONLY_IN:
-            assert part in ONLY_IN[library], f"{path}:{line}: only {', '.join(sorted(ONLY_IN[library]))} may import {library}"
+            file = str(path.relative_to(PACKAGE).with_suffix(""))
+            assert {part, file} & ONLY_IN[library], (
+                f"{path}:{line}: only {', '.join(sorted(ONLY_IN[library]))} may import {library}"
+            )
+
+
+WITHOUT_CIRCLES = ("core", "prompt", "engine", "runner", "replay")
+MOST_ENGINE_FILES, MOST_ENGINE_LEVELS = 14, 10
+
+
+def files_of(part: str) -> dict[str, set[str]]:
+    """Module -> the modules of the same part that it imports."""
+    paths = {path.stem: path for path in SOURCES if where(path) == part and path.stem != "__init__"}
+    prefix = f"pooled_mlx.{part}."
+    return {
+        name: {module.removeprefix(prefix) for module, _ in imports(path) if module.removeprefix(prefix) in paths} - {name}
+        for name, path in paths.items()
+    }
+
+
+def levels(files: dict[str, set[str]]) -> dict[str, int]:
+    """How many modules of the part stand below each one, in the longest row. Fails where they go round."""
+    height: dict[str, int] = {}
+    while len(height) < len(files):
+        ready = [name for name, below in files.items() if name not in height and below <= height.keys()]
+        assert ready, f"these import one another in a circle: {sorted(files.keys() - height.keys())}"
+        height |= {name: 1 + max((height[below] for below in files[name]), default=0) for name in ready}
+    return height
+
+
+@pytest.mark.parametrize("part", WITHOUT_CIRCLES)
+def test_no_files_import_one_another_in_a_circle(part: str):
+    assert max(levels(files_of(part)).values()) >= 1
+
+
+def test_the_engine_can_be_read_from_the_bottom_up():
+    files = files_of("engine")
+    assert len(files) <= MOST_ENGINE_FILES
+    assert max(levels(files).values()) <= MOST_ENGINE_LEVELS
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -128,7 +169,7 @@ def test_wire_formats_load_no_mlx():
 
 
 def test_the_pure_part_of_the_engine_loads_no_mlx():
-    code = "; ".join(f"import pooled_mlx.engine.{name}" for name in WITHOUT_MLX)
+    code = "; ".join(f"import pooled_mlx.{name}" for name in WITHOUT_MLX)
     assert not {"mlx", "mlx_lm", "quart", "hypercorn"} & loaded_after(code)
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pooled_mlx.engine.pool import Pool
-from tests.pool_fakes import RULE, FakeData, check_match, make_pool, put, words
+from tests.pool_fakes import RULE, FakeData, Reserved, check_match, make_pool, put, words
 
 # Lookup
 
@@ -10,6 +10,14 @@ from tests.pool_fakes import RULE, FakeData, check_match, make_pool, put, words
 def test_an_empty_pool_matches_nothing():
     match = make_pool().lookup([1, 2, 3])
     assert (match.path, match.tokens, match.partial, match.matched) == ((), 0, None, 0)
+
+
+def test_one_token_is_left_to_compute():
+    pool = make_pool()
+    first = put(pool, pool.root, words("a", 100))
+    put(pool, first, words("b", 50))
+    ids = [*words("a", 100), *words("b", 60)]
+    assert [pool.lookup(ids[:length]).tokens for length in (1, 100, 101, 150, 151)] == [0, 0, 100, 100, 150]
 
 
 def test_the_deepest_stored_prefix_is_found():
@@ -30,14 +38,6 @@ def test_at_least_one_token_is_left_to_compute():
     assert (match.tokens, match.matched) == (100, 150)
     assert pool.lookup(words("a", 100)).tokens == 0
     assert pool.lookup([]).tokens == 0
-
-
-def test_a_limit_is_obeyed():
-    pool = make_pool()
-    first = put(pool, pool.root, words("a", 100))
-    put(pool, first, words("b", 50))
-    ids = [*words("a", 100), *words("b", 60)]
-    assert [pool.lookup(ids, limit).tokens for limit in (99, 100, 149, 150, 500)] == [0, 100, 100, 150, 150]
 
 
 def test_one_other_id_anywhere_is_a_miss_from_there_on():
@@ -148,7 +148,7 @@ def test_a_link_that_is_pushed_out_with_what_hangs_below_is_stored_again_or_not_
     link.data.drop_state()
     pool._measure(link)
     assert pool.set_budget(pool.used_bytes)
-    pool.reserved_bytes = 600
+    Reserved(pool).live_bytes = 600
     data = FakeData(words("a", 100), 0)
     again = put(pool, pool.root, words("a", 100), data=data)
     assert again is None or again.held
@@ -264,20 +264,32 @@ def test_the_state_a_request_would_be_rebuilt_from_stays():
     assert pool.used_bytes == 0
 
 
-def test_reservations_count_and_evict():
+def test_what_is_live_counts_and_evicts():
     pool = make_pool(10_000)
+    reserved = Reserved(pool)
     first = put(pool, pool.root, words("a", 500))
-    assert not pool.reserve(10_001)
+    assert not reserved.take(10_001)
     assert first.held
-    assert pool.reserve(10_000)
+    assert reserved.take(10_000)
     assert not first.held
     assert pool.used_bytes == 10_000
     assert put(pool, pool.root, words("b", 10)) is None
     assert pool.counters["refused: no room"] == 1
-    pool.unreserve(10_000)
+    reserved.give_back(10_000)
     assert put(pool, pool.root, words("b", 10)) is not None
-    with pytest.raises(ValueError, match="only 0 are reserved"):
-        pool.unreserve(1)
+
+
+def test_slack_goes_before_anything_is_evicted():
+    pool = make_pool(10_000)
+    first = put(pool, pool.root, words("a", 200))
+    reserved = Reserved(pool)
+    reserved.slack_bytes = 10_000 - first.bytes
+    assert pool.make_room(5_000)
+    assert (pool.used_bytes, reserved.slack_bytes) == (5_000, 5_000 - first.bytes)
+    assert first.held
+    assert pool.make_room(9_000)
+    assert reserved.slack_bytes <= 1_000
+    assert not first.held
 
 
 def test_room_that_cannot_be_made_costs_nothing():
@@ -298,11 +310,12 @@ def test_what_is_above_the_budget_goes_even_if_more_room_cannot_be_made():
     second = put(pool, pool.root, words("b", 500))
     with pool.lease(pool.lookup([*words("a", 500), 1])):
         # A running request's bytes are real whatever the budget says.
-        pool.reserved_bytes += 15_000
+        reserved = Reserved(pool)
+        reserved.live_bytes = 15_000
         assert not pool.make_room(0)
         assert first.held
         assert not second.held
-        pool.unreserve(15_000)
+        reserved.give_back(15_000)
     assert pool.used_bytes == first.bytes
 
 

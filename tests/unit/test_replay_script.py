@@ -11,11 +11,11 @@ import pytest
 
 from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.request import Request, Turn
-from pooled_mlx.engine.faults import Faults, ScriptedFault
-from pooled_mlx.engine.replay_assets import TAGS, replay_template, replay_tokenizer_json
-from pooled_mlx.engine.replay_script import ReplayScript, ScriptedAnswers, ScriptError, ScriptLine, parse_script
-from pooled_mlx.engine.tokens import TokenizerError, Tokens
 from pooled_mlx.grammar.match import GrammarTokenizer, build
+from pooled_mlx.prompt.tokens import TokenizerError, Tokens
+from pooled_mlx.replay.assets import TAGS, replay_template, replay_tokenizer_json
+from pooled_mlx.replay.faults import Faults, ScriptedFault
+from pooled_mlx.replay.script import ReplayScript, ScriptedAnswers, ScriptError, ScriptLine, parse_script
 from tests.small_tokenizer import byte_level, byte_level_tokens
 
 TOKENS = byte_level_tokens()
@@ -126,7 +126,7 @@ def test_tags_have_their_ids_and_the_answer_its_end() -> None:
         assert TOKENS.bytes_for(answer.ids[:-1]).decode() == RAW
         tags = [index for index in answer.ids if index in TOKENS.control_ids]
         assert [TOKENS.text_of(index) for index in tags] == ["</think>", "<tool_call>", "</tool_call>", "<|im_end|>"]
-        assert answer.forced == (answer.ids if split == "all" else ())
+        assert answer.forced() == (list(answer.ids) if split == "all" else [])
     by_byte = answers().encode(ScriptLine(1, RAW, split="byte"))
     assert all(len(TOKENS.bytes_of[index]) == 1 for index in by_byte.ids if index not in TOKENS.control_ids)
     assert len(by_byte.ids) > len(answers().encode(ScriptLine(1, RAW)).ids)
@@ -138,19 +138,20 @@ def test_an_end_token_in_the_text_is_not_doubled() -> None:
 
 
 @pytest.mark.parametrize("split", ["token", "byte", "all"])
-def test_the_cursor_follows_its_own_tokens(split: str) -> None:
+def test_the_hook_follows_its_own_tokens(split: str) -> None:
     answer = answers().encode(ScriptLine(1, RAW, split=split))
-    cursor = answer.cursor()
+    hook = answer.hook()
     for place, token in enumerate(answer.ids):
-        assert [cursor.next_token(ahead) for ahead in range(3)] == [*answer.ids[place : place + 3], None, None][:3]
-        cursor.consume(token)
-    assert cursor.next_token() is None
+        wanted = [hook.shape(place + ahead, ahead) for ahead in range(3)]
+        assert wanted == [(index, False) for index in [*answer.ids[place : place + 3], None, None][:3]]
+        hook.take(token, place)
+    assert hook.shape(len(answer.ids), 0) == (None, False)
 
 
 def test_a_row_that_says_something_else_fails() -> None:
-    cursor = answers().encode(ScriptLine(1, "abc")).cursor()
+    hook = answers().encode(ScriptLine(1, "abc")).hook()
     with pytest.raises(ScriptedFault, match="token 0 of the scripted answer"):
-        cursor.consume(EOS)
+        hook.take(EOS, 0)
 
 
 CALL = 'start: "<call>\\n" ("read" | "write") "=\\n" /[^\\n]+/ "\\n</call>"'
@@ -163,7 +164,7 @@ def under(text: str, grammar: str, script: ReplayScript | None = None, **fields:
     scripted = ScriptedAnswers(script or ReplayScript([]), TOKENS)
     answer = scripted.encode(ScriptLine(3, text, **fields)).under(request("please"), build(GRAMMAR_TOKENS, grammar).matcher())
     assert answer.ids[-1] == EOS
-    assert answer.forced == (answer.ids if fields.get("split") == "all" else ())
+    assert answer.forced() == (list(answer.ids) if fields.get("split") == "all" else [])
     return TOKENS.bytes_for(answer.ids[:-1]).decode()
 
 
