@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -23,7 +24,7 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-_SECONDS = 30
+_REQUEST_SECONDS = 20
 _BLOCK_BYTES = 128 * 1024
 _JSON = "application/vnd.pypi.simple.v1+json"
 
@@ -68,9 +69,13 @@ class Found:
 
 
 class PackageIndex:
-    """Asks as pip would: the same index and certificates, and the proxies of the environment. Safe to use from many threads."""
+    """Asks as pip would: the same index and certificates, and the proxies of the environment. Safe to use from many threads.
 
-    def __init__(self) -> None:
+    After `seconds` it is given up as unavailable: a slow index must not hold up what comes after.
+    """
+
+    def __init__(self, seconds: float = 110.0) -> None:
+        self._seconds, self._until = seconds, time.monotonic() + seconds
         settings = pip_settings()
         self._url = settings.get("index-url") or _default_url()
         self._context = ssl.create_default_context(cafile=settings.get("cert"))
@@ -120,9 +125,11 @@ class PackageIndex:
         return Found(name, version, filename, urljoin(page, entry["url"]), entry.get("size"), python, tags, self)
 
     def _open(self, url: str, headers: dict[str, str]) -> tuple[bytes, str]:
+        if time.monotonic() >= self._until:
+            raise IndexUnavailable(f"it has not told everything within {self._seconds:g} s")
         try:
             with urllib.request.urlopen(
-                urllib.request.Request(url, headers=headers), timeout=_SECONDS, context=self._context
+                urllib.request.Request(url, headers=headers), timeout=_REQUEST_SECONDS, context=self._context
             ) as answer:
                 return answer.read(), answer.headers.get("Content-Type", "")
         except urllib.error.HTTPError as error:

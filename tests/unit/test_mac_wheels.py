@@ -166,6 +166,8 @@ def test_an_index_without_parts_or_json_is_unavailable(shelf: Shelf) -> None:
     shelf.ranges = False
     with pytest.raises(IndexUnavailable, match="does not serve parts"):
         _ = PackageIndex().files("a")[0].requirements
+    with pytest.raises(IndexUnavailable, match="not told everything within 0 s"):
+        PackageIndex(seconds=0).files("a")
     shelf.files["page"] = b"<html>"
     with pytest.raises(IndexUnavailable, match="it answers application/octet-stream and not"):
         PackageIndex().files("page")
