@@ -10,22 +10,17 @@ class PooledMlx < Formula
   depends_on macos: :sonoma
   depends_on "python@3.13"
 
-  # The wheels of MLX hold libraries whose headers have no room for Homebrew's own paths: relinking them, as is done to
-  # everything that `install` leaves behind, would fail. What is installed afterwards is left as it is.
+  # The libraries in wheels have short names and no room in their headers for Homebrew's own paths: they keep their names.
+  preserve_rpath
+
   def install
-    libexec.install Dir["*"]
+    system Formula["python@3.13"].opt_bin/"python3.13", "-m", "venv", libexec
+    system libexec/"bin/python", "-m", "pip", "install", "--quiet", "#{buildpath}[menubar]"
     (bin/"pooled-mlx").write <<~SH
       #!/bin/sh
-      exec "#{opt_libexec}/venv/bin/pooled-mlx" "$@"
+      exec "#{opt_libexec}/bin/pooled-mlx" "$@"
     SH
     chmod 0755, bin/"pooled-mlx"
-  end
-
-  def post_install
-    venv = libexec/"venv"
-    rm_r(venv) if venv.exist?
-    system Formula["python@3.13"].opt_bin/"python3.13", "-m", "venv", venv
-    system venv/"bin/python", "-m", "pip", "install", "--quiet", "#{libexec}[menubar]"
   end
 
   service do
@@ -39,7 +34,9 @@ class PooledMlx < Formula
   def caveats
     <<~TEXT
       Start it now and at every login:   brew services start pooled-mlx
-      In the menu bar:                   pooled-mlx menubar
+      In the menu bar, before macOS 26:  pooled-mlx menubar install
+      In the menu bar, on macOS 26:      uv tool install --managed-python 'pooled-mlx[menubar]'
+                                         and its pooled-mlx menubar install
       Settings for an agent:             pooled-mlx connect AGENT
       Use either brew services or `pooled-mlx service install`, not both.
     TEXT

@@ -109,7 +109,9 @@ class Settings:
         choices=("auto", "off", "weights"),
     )
 
-    keep_awake: bool = _setting(True, "Keep the Mac from idle sleep while requests run. The display may sleep.", "engine")
+    keep_awake: bool = _setting(
+        True, "Keep the Mac from idle sleep while requests run or a model is made ready. The display may sleep.", "engine"
+    )
 
     log_level: str = _setting(
         "info",

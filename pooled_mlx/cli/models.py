@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pooled_mlx.catalog import Catalog
 from pooled_mlx.choice import judge, pick_default
 from pooled_mlx.cli.common import Refused, call_form_of, check_fit, convert, load_user_catalog, plainly, table
+from pooled_mlx.config import load_settings
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.memory import format_size
+from pooled_mlx.mac.power import power_guard
 from pooled_mlx.store import ensure_model, resolve_model
 from pooled_mlx.store.ensure import disk_state, remove_model, verify_model
 
@@ -196,6 +198,11 @@ def _pull(card: ModelCard, *, force: bool) -> None:
     from pooled_mlx.store.progress import TerminalBar
 
     check = (lambda card: None) if force else check_fit(read_device(), None)
-    with TerminalBar() as bar:
-        ready = ensure_model(card, convert=convert, report=bar, check_fit=check, refresh=True)
+    awake = power_guard(load_settings().settings.keep_awake)
+    awake.update(1)
+    try:
+        with TerminalBar() as bar:
+            ready = ensure_model(card, convert=convert, report=bar, check_fit=check, refresh=True)
+    finally:
+        awake.close()
     print(f"{ready.card.id} is ready in {ready.folder}")

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from pooled_mlx.api.chat_completions import EDGE as CHAT_COMPLETIONS
@@ -40,7 +41,9 @@ from pooled_mlx.store.progress import TerminalBar
 
 _log = logging.getLogger("pooled.serve")
 
-_STOP_SECONDS = 10.0
+LOADER_SECONDS = 10.0
+ENGINE_SECONDS = 60.0
+"""Within `mac.supervisor.STOP_SECONDS` together: whoever started this process may kill it after those."""
 
 
 class _Stopped(Exception):
@@ -66,7 +69,9 @@ class Server:
         self._room: Any = None
         self._metrics = Metrics()
         self._awake = power_guard(settings.keep_awake, _log.warning)
-        self._running = 0
+        # Starting and ending a process takes milliseconds, which the event loop does not have; one thread keeps the order.
+        self._power = ThreadPoolExecutor(1, thread_name_prefix="power")
+        self._busy, self._busy_lock = 0, threading.Lock()
         self._was_ready = False
         self._port = server_settings.port
         self._agents: list[dict[str, str]] = []
@@ -96,16 +101,18 @@ class Server:
         return code
 
     def _go_down(self, loader: threading.Thread) -> None:
-        loader.join(_STOP_SECONDS)
+        loader.join(LOADER_SECONDS)
         if self._room is not None:
-            self._room.stop()
+            self._room.stop(ENGINE_SECONDS)
         if self._pressure is not None:
             self._pressure.close()
-        self._awake.close()
+        self._power.submit(self._awake.close)
+        self._power.shutdown()
 
     # --- on the start thread
 
     def _get_ready(self, stop: StopSignal, port: int) -> None:
+        self.count_busy(1)
         try:
             self._open(stop, port)
         except _Stopped:
@@ -115,6 +122,8 @@ class Server:
         except Exception as error:
             _log.exception("the model cannot be loaded")
             self._fail(Refused(f"the model {self._card.id} cannot be loaded: {error}"), stop)
+        finally:
+            self.count_busy(-1)
 
     def _open(self, stop: StopSignal, port: int) -> None:
         settings = self._settings
@@ -241,10 +250,12 @@ class Server:
     def _count_refusal(self, kind: ErrorKind) -> None:
         self._metrics.error(kind)
 
-    def count_running(self, change: int) -> None:
-        """One request more or less is under way."""
-        self._running += change
-        self._awake.update(self._running)
+    def count_busy(self, change: int) -> None:
+        """One request, or the start, is under way or over: the Mac is kept awake meanwhile. Safe to call on any thread."""
+        with self._busy_lock:
+            before, self._busy = self._busy, self._busy + change
+            if (before > 0) != (self._busy > 0) and not self._stopping.is_set():
+                self._power.submit(self._awake.update, self._busy)
 
 
 class _Watch:
@@ -253,7 +264,7 @@ class _Watch:
     def __init__(self, server: Server, counts: RequestWatch) -> None:
         self._server, self._counts = server, counts
         self._open = True
-        server.count_running(1)
+        server.count_busy(1)
 
     def event(self, event: Event) -> None:
         """The next event."""
@@ -269,4 +280,4 @@ class _Watch:
     def _end(self) -> None:
         if self._open:
             self._open = False
-            self._server.count_running(-1)
+            self._server.count_busy(-1)

@@ -11,6 +11,7 @@ from typing import Any
 
 from pooled_mlx.mac.launchd import Agent, write_agent
 from pooled_mlx.mac.places import Places
+from pooled_mlx.mac.program import check_program
 
 MENUBAR_LABEL = "pooled-mlx.menubar"
 COMMAND_SECONDS = 60.0
@@ -31,6 +32,14 @@ def run_command(command: Sequence[str], data: bytes | None = None) -> bytes:
     return done.stdout
 
 
+def menubar_agent(
+    program: Sequence[str], where: Places, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Agent:
+    """The agent of the menu bar, for login and for the app. One that was quit stays away."""
+    command, log = [*program, "menubar", *arguments], where.logs / "menubar.log"
+    return Agent(MENUBAR_LABEL, command, log, keep_alive=False, environment=environment)
+
+
 class MacDesktop:
     """`leave` ends the menu bar."""
 
@@ -41,12 +50,12 @@ class MacDesktop:
         leave: Callable[[], None],
         run: Run = run_command,
         arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._where = where
-        self._program = program
+        self._agent = menubar_agent(program, where, arguments, environment)
         self._leave = leave
         self._run = run
-        self._arguments = arguments
 
     def copy(self, text: str) -> None:
         """Put `text` on the clipboard."""
@@ -61,10 +70,13 @@ class MacDesktop:
         return self._where.agent_file(MENUBAR_LABEL).exists()
 
     def set_at_login(self, on: bool) -> None:
-        """Write or remove the login item. launchd reads it at the next login; this menu bar is not started twice."""
+        """Write or remove the login item. launchd reads it at the next login; this menu bar is not started twice.
+
+        Raises `LaunchdError`, and `ProgramPathError` when there would be nothing to start.
+        """
         if on:
-            command = [*self._program, "menubar", *self._arguments]
-            write_agent(Agent(MENUBAR_LABEL, command, self._where.logs / "menubar.log", keep_alive=False), self._where)
+            check_program(self._agent.command)
+            write_agent(self._agent, self._where)
         else:
             self._where.agent_file(MENUBAR_LABEL).unlink(missing_ok=True)
 

@@ -49,11 +49,6 @@ class Menu:
             yield item
             waiting.extend(reversed(item.children))
 
-    @property
-    def shape(self) -> tuple[tuple[str, bool], ...]:
-        """What must be rebuilt when it changes: ids and which are grey. Texts and marks are changed in place."""
-        return tuple((item.id, item.action) for item in self.walk())
-
 
 def render_text(menu: Menu) -> str:
     """The menu as text, as the documentation shows it: grey lines in brackets, marks as ✓, sub-menus indented."""

@@ -16,8 +16,9 @@ from pooled_mlx.mac.facts import ServerFacts
 from pooled_mlx.mac.launchd import LaunchdError
 from pooled_mlx.mac.local_server import LocalServer
 from pooled_mlx.mac.menu import Menu
-from pooled_mlx.mac.menu_view import ModelChoice, Owner, View, build_menu
+from pooled_mlx.mac.menu_view import ModelChoice, Owner, View, build_menu, with_problem
 from pooled_mlx.mac.places import Places, write_private
+from pooled_mlx.mac.program import ProgramPathError
 from pooled_mlx.mac.runs import Run, is_alive, last_crash, note_exit, read_refusal, read_run
 from pooled_mlx.mac.supervisor import Child, Exit, Supervisor
 
@@ -143,10 +144,14 @@ class MenuModel:
         state.problem = ""
         try:
             self._act(item_id)
-        except (OSError, LaunchdError) as error:
+        except (OSError, LaunchdError, ProgramPathError) as error:
             state.problem = str(error)
         state.service_at = None
         return self._show()
+
+    def complain(self, text: str) -> None:
+        """Show what kept `poll` or `act` from their end, until the next one that gets there."""
+        self.menu = with_problem(self.menu, text)
 
     # --- actions
 
@@ -261,7 +266,11 @@ class MenuModel:
         """Asked now and then only: it takes a process."""
         state, now = self._state, self._parts.clock()
         if state.service_at is None or now - state.service_at >= SERVICE_EVERY_SECONDS:
-            state.service_at, state.service_runs = now, self._parts.service.running()
+            state.service_at = now
+            try:
+                state.service_runs = self._parts.service.running()
+            except LaunchdError as error:
+                state.problem = str(error)
         return state.service_runs
 
     def _look_around(self) -> None:

@@ -57,20 +57,25 @@ class View:
 
 def build_menu(view: View) -> Menu:
     """The menu for what is known now."""
-    groups = [
-        _state_group(view),
-        _request_group(view),
-        _server_group(view),
-        _copy_group(view),
-        [Item("page", "Open status page", action=view.facts.answers), Item("log", "Open log")],
-        [Item("login", "Launch at login", checked=view.at_login), Item("quit", _quit_text(view))],
-    ]
+    groups = {
+        "state": _state_group(view),
+        "requests": _request_group(view),
+        "server": _server_group(view),
+        "copy": _copy_group(view),
+        "open": [Item("page", "Open status page", action=view.facts.answers), Item("log", "Open log")],
+        "leave": [Item("login", "Launch at login", checked=view.at_login), Item("quit", _quit_text(view))],
+    }
     items: list[Item] = []
-    for number, group in enumerate(group for group in groups if group):
-        if number:
-            items.append(line(str(number)))
+    for name, group in groups.items():
+        if items and group:
+            items.append(line(name))
         items += group
     return Menu(title(view), tuple(items))
+
+
+def with_problem(menu: Menu, text: str) -> Menu:
+    """`menu` with `text` above everything, for what went wrong while the next menu was made."""
+    return Menu("▲", (_note("problem", text), *(item for item in menu.items if item.id != "problem")))
 
 
 def title(view: View) -> str:

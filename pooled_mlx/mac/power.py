@@ -1,4 +1,4 @@
-"""Keeps the Mac awake while requests run, and only then. The display may sleep."""
+"""Keeps the Mac awake while it works for somebody, and only then. The display may sleep."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _spawn(command: Sequence[str]) -> Any:
 
 
 class PowerGuard:
-    """Holds the assertion while at least one request runs. Call `update` from any thread whenever the number changes.
+    """Holds the assertion while there is work. Call `update` from any thread whenever that changes: it may start a process.
 
     A system that cannot do it is reported once through `warn` and left in peace.
     """
@@ -69,7 +69,7 @@ class PowerGuard:
         return self._held
 
     def update(self, running: int) -> None:
-        """`running` requests are in prefill or decode now."""
+        """`running` requests, downloads or loads are under way now."""
         with self._lock:
             if self._assertion is None or (running > 0) == self._held:
                 return
@@ -78,7 +78,7 @@ class PowerGuard:
                     self._assertion.hold()
                 except OSError as error:
                     self._assertion = None
-                    self._warn(f"this Mac cannot be kept awake while requests run: {error}")
+                    self._warn(f"this Mac cannot be kept awake while it works: {error}")
                     return
                 self._held = True
             else:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import plistlib
-import shutil
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,24 +16,17 @@ START_CHECKS = 40
 START_PAUSE_SECONDS = 0.25
 
 
-def program_command(argv0: str | None = None, executable: str = sys.executable) -> list[str]:
-    """How to start pooled-mlx again: the console script where there is one, since it survives upgrades, else the module."""
-    argv0 = sys.argv[0] if argv0 is None else argv0
-    script = Path(argv0)
-    if script.name == "pooled-mlx":
-        found = str(script.absolute()) if script.exists() else shutil.which("pooled-mlx")
-        if found and os.access(found, os.X_OK):
-            return [found]
-    return [executable, "-m", "pooled_mlx"]
-
-
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What `install` did. `server` is the first sign of life; `refusal` says why there is none."""
+    """What `install` did. `server` is the first sign of life; `refusal` says why there is none.
+
+    `headless`: there is no desktop session, so it was installed for sessions without one.
+    """
 
     plist: Path
     server: ServerFacts
     refusal: Refusal | None
+    headless: bool
 
 
 class Service:
@@ -62,7 +52,9 @@ class Service:
         """True when the plist is in its place."""
         return self._where.agent_file().exists()
 
-    def install(self, serve_arguments: Sequence[str], *, token_file: Path | None) -> Installed:
+    def install(
+        self, serve_arguments: Sequence[str], *, token_file: Path | None, environment: Mapping[str, str] | None = None
+    ) -> Installed:
         """Write the plist, load it, and wait a few seconds for a sign of life.
 
         Raises `LaunchdError`, or `InstallRefusedError` when another server holds the address.
@@ -80,10 +72,12 @@ class Service:
         if token_file is not None:
             arguments += ["--token-file", str(token_file)]
         self._where.refusal.unlink(missing_ok=True)
-        plist = write_agent(serve_agent(self._program, self._where, arguments), self._where)
+        headless = not self._launchctl.has_desktop()
+        agent = serve_agent(self._program, self._where, arguments, environment, headless=headless)
+        plist = write_agent(agent, self._where)
         self._launchctl.load(SERVICE_LABEL, plist)
         server, refusal = self._first_sign()
-        return Installed(plist, server, refusal)
+        return Installed(plist, server, refusal, headless)
 
     def uninstall(self) -> bool:
         """Stop it and remove the plist; False when there was none. The token, models and logs stay. Raises `LaunchdError`."""

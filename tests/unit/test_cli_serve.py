@@ -23,6 +23,7 @@ from pooled_mlx.cli.starting import StartingEngine
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.ports import ModelInfo
+from pooled_mlx.mac.power import PowerGuard
 from pooled_mlx.server.settings import ServerSettings
 from pooled_mlx.store import Progress, Ready, StoreError
 from tests.fakes import FakeEngine
@@ -34,15 +35,15 @@ class FakeRoom(FakeEngine):
 
     def __init__(self, on_dead: Callable[[str], None], dies: str = "") -> None:
         super().__init__(ModelInfo("fake-1b", "Fake 1B", 32_768, 1_760_000_000, "4-bit", True))
-        self.on_dead, self.dies, self.stopped = on_dead, dies, False
+        self.on_dead, self.dies, self.stopped, self.patience = on_dead, dies, False, 0.0
 
     def wait_ready(self) -> bool:
         if self.dies:
             self.on_dead(self.dies)
         return not self.dies
 
-    def stop(self) -> None:
-        self.stopped = True
+    def stop(self, timeout_seconds: float) -> None:
+        self.stopped, self.patience = True, timeout_seconds
 
 
 @pytest.fixture(autouse=True)
@@ -291,6 +292,67 @@ def test_interrupted_download_ends_at_once(free_port: int, monkeypatch: pytest.M
     assert facts["progress"]["done_bytes"] == 50 * 1024**2
     assert seen["chat"][0] == 503
     assert "50.0 MiB of 100.0 MiB (50%), about 853 min left" in seen["chat"][1]
+
+
+class Awake:
+    """A power assertion that says when it is taken, and by which thread."""
+
+    def __init__(self) -> None:
+        self.held, self.threads, self.changes = threading.Event(), set[str](), list[str]()
+
+    def hold(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.changes.append("hold")
+        self.held.set()
+
+    def release(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.changes.append("release")
+
+
+def test_the_mac_stays_awake_from_the_download_on_and_nothing_of_that_runs_on_the_event_loop(
+    rooms: list[FakeRoom], free_port: int, monkeypatch: pytest.MonkeyPatch
+):
+    awake = Awake()
+    monkeypatch.setattr(running, "power_guard", lambda enabled, warn: PowerGuard(awake if enabled else None, warn))
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    during: list[bool] = []
+
+    def download(card: ModelCard, **_: Any) -> Ready:
+        during.append(awake.held.wait(30))
+        return Ready(card, Path("unused"))
+
+    monkeypatch.setattr(running, "ensure_model", download)
+    when_ready(monkeypatch, lambda: ask(free_port, "POST", "/v1/chat/completions", chat))
+    assert main(["serve", "--port", str(free_port)]) == 0
+    assert during == [True]
+    assert awake.changes[0] == "hold"
+    assert awake.changes[-1] == "release"
+    assert all(thread.startswith("power") for thread in awake.threads)
+    assert rooms[0].patience >= 60, "an engine that is cut off can leave memory wired"
+
+
+def test_a_mac_that_may_sleep_does(rooms: list[FakeRoom], free_port: int, monkeypatch: pytest.MonkeyPatch):
+    awake = Awake()
+    monkeypatch.setattr(running, "power_guard", lambda enabled, warn: PowerGuard(awake if enabled else None, warn))
+    when_ready(monkeypatch, lambda: None)
+    assert main(["serve", "--port", str(free_port), "--no-keep-awake"]) == 0
+    assert awake.changes == []
+
+
+def test_a_pull_keeps_the_mac_awake_until_its_end(monkeypatch: pytest.MonkeyPatch):
+    from pooled_mlx.cli import models
+
+    awake = Awake()
+    monkeypatch.setattr(models, "power_guard", lambda enabled: PowerGuard(awake if enabled else None))
+
+    def download(card: ModelCard, **_: Any) -> Ready:
+        assert awake.changes == ["hold"]
+        raise StoreError("the network is gone")
+
+    monkeypatch.setattr(models, "ensure_model", download)
+    assert main(["models", "pull", "smollm2-135m"]) == 1
+    assert awake.changes == ["hold", "release"]
 
 
 def test_under_a_supervisor_a_permanent_refusal_ends_with_0(own_folders: Path, free_port: int):

@@ -25,8 +25,10 @@ from pooled_mlx.mac.launchd import (
 )
 from pooled_mlx.mac.local_server import LocalServer
 from pooled_mlx.mac.places import SERVICE_LABEL
+from pooled_mlx.mac.program import check_program, guarded_folder, program_command
 from pooled_mlx.mac.runs import Refusal, read_refusal, unattended
-from pooled_mlx.mac.service import program_command
+from pooled_mlx.mac.service import Service
+from pooled_mlx.mac.supervisor import STOP_SECONDS
 from pooled_mlx.mac.token import TokenFileError, ensure_token, read_token
 from tests.mac_fakes import FakeClock, FakeLaunchd, health_body, mac_places
 
@@ -104,7 +106,7 @@ def test_load_replaces_an_older_agent_and_waits_until_it_is_gone(tmp_path: Path)
         "enable",
         "bootstrap",
     ]
-    assert launchd.commands[1] == ["enable", f"gui/501/{SERVICE_LABEL}"]
+    assert ["enable", f"gui/501/{SERVICE_LABEL}"] in launchd.commands
 
 
 def test_an_agent_that_never_leaves_is_an_error_with_a_bound(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_an_agent_that_never_leaves_is_an_error_with_a_bound(tmp_path: Path) -> 
     launchctl = Launchctl(launchd, uid=501, sleep=clock.sleep)
     launchctl.load(SERVICE_LABEL, write_agent(serve_agent(["p"], where, []), where))
     launchd.slow_bootouts = 10_000
-    with pytest.raises(LaunchdError, match=r"has not let go of pooled-mlx\.serve after 40 s"):
+    with pytest.raises(LaunchdError, match=r"has not let go of pooled-mlx\.serve after 100 s"):
         launchctl.unload(SERVICE_LABEL)
 
 
@@ -181,6 +183,8 @@ class Stage:
         self.body: dict[str, Any] | None = None
         self.after_start: dict[str, Any] | None = health_body()
         self.refusal: str | None = None
+        self.environment: dict[str, str] = {}
+        self.program = ["/opt/pooled/bin/pooled-mlx"]
         monkeypatch.setattr(LocalServer, "get", self.get)
         monkeypatch.delenv("POOLED_TOKEN", raising=False)
         monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
@@ -209,6 +213,8 @@ class Stage:
             launchctl=Launchctl(self.launchd, uid=501, sleep=self.clock.sleep),
             sleep=self.clock.sleep,
             write=self.lines.append,
+            environment=self.environment,
+            program=self.program,
         )
 
     @property
@@ -232,6 +238,130 @@ def test_install_makes_token_and_agent_and_starts_it(stage: Stage) -> None:
     assert read_token(stage.where.token_file)
     assert "made, readable by you alone" in stage.text
     assert "http://127.0.0.1:8090 is up (ready)" in stage.text
+
+
+def test_install_records_the_variables_that_launchd_drops(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    stage.environment = {
+        **{"HF_HOME": "/Volumes/models/hf", "HF_TOKEN": "hf_secret", "HTTPS_PROXY": "http://me:pw@proxy:3128"},
+        **{"POOLED_MLX_MAX_RUNNING": "2", "POOLED_TOKEN": "other", "TERM": "xterm", "PWD": "/x"},
+    }
+    assert stage.run("install") == 0
+    assert stage.launchd.loaded[SERVICE_LABEL]["EnvironmentVariables"] == {
+        "HF_HOME": "/Volumes/models/hf",
+        "HTTPS_PROXY": "http://me:pw@proxy:3128",
+        "HF_TOKEN": "hf_secret",
+        "POOLED_MLX_MAX_RUNNING": "2",
+    }
+    errors = capsys.readouterr().err
+    assert "Recorded  HF_HOME=/Volumes/models/hf\n          HTTPS_PROXY=http://…@proxy:3128" in stage.text
+    assert "          HF_TOKEN=…\n          POOLED_MLX_MAX_RUNNING=2" in stage.text
+    assert "HF_HOME=/Volumes/models/hf is on a disk that may not be there yet" in errors
+    assert f"POOLED_TOKEN is set here, and the service takes the token in {stage.where.token_file}" in errors
+    assert "secret" not in stage.text + errors
+    assert "pw@" not in stage.text + errors
+
+
+def test_another_model_leaves_the_recorded_variables_as_they_are(stage: Stage) -> None:
+    stage.environment = {"HF_HOME": "/models"}
+    assert stage.run("install") == 0
+    launchctl = Launchctl(stage.launchd, uid=501, sleep=stage.clock.sleep)
+    look = LocalServer("http://127.0.0.1:8080").health
+    Service(stage.where, launchctl, look, program=stage.program, sleep=stage.clock.sleep).set_model("qwen3-1.7b")
+    assert stage.launchd.loaded[SERVICE_LABEL]["EnvironmentVariables"] == {"HF_HOME": "/models"}
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("/Users/me/.cache/uv/archive-v0/3fJ/bin/pooled-mlx", "uv tool install --managed-python 'pooled-mlx[menubar]'"),
+        ("/Users/me/Library/Caches/pipx/ab12/bin/pooled-mlx", "pipx install 'pooled-mlx[menubar]'"),
+        ("/Users/me/.local/pipx/.cache/1a9611a0edad48b/bin/pooled-mlx", "pipx install 'pooled-mlx[menubar]'"),
+    ],
+)
+def test_a_program_in_a_cache_is_not_installed(
+    stage: Stage, capsys: pytest.CaptureFixture[str], program: str, words: str
+) -> None:
+    stage.program = [program]
+    assert stage.run("install") == 1
+    errors = capsys.readouterr().err
+    assert words in errors
+    assert program in errors
+    assert stage.launchd.loaded == {}
+    assert not stage.where.token_file.exists()
+
+
+@pytest.mark.parametrize(
+    "program", ["/Users/me/.local/share/uv/tools/pooled-mlx/bin/pooled-mlx", "/Users/me/.local/pipx/venvs/pooled-mlx/bin/x"]
+)
+def test_tools_that_stay_are_installed(program: str) -> None:
+    check_program([program])
+
+
+def test_without_a_desktop_session_the_agent_needs_none(stage: Stage) -> None:
+    stage.launchd.desktop = False
+    assert stage.run("install") == 0
+    assert stage.launchd.loaded[SERVICE_LABEL]["LimitLoadToSessionType"] == "Background"
+    assert ["bootstrap", "user/501", str(stage.where.agent_file())] in stage.launchd.commands
+    assert "nobody is logged in at the screen" in stage.text
+    for action in ("stop", "start", "restart"):
+        assert stage.run(action) == 0
+    assert stage.launchd.commands[-1] == ["kickstart", f"user/501/{SERVICE_LABEL}"]
+    stage.launchd.desktop = True
+    assert stage.run("status") == 0
+    assert "running, pid 4242" in stage.text
+    stage.lines.clear()
+    assert stage.run("install") == 0, "with a desktop session it becomes an agent of that one"
+    assert "LimitLoadToSessionType" not in stage.launchd.loaded[SERVICE_LABEL]
+    assert stage.launchd.domains[SERVICE_LABEL] == "gui/501"
+    assert "Session" not in stage.text
+
+
+def test_a_folder_that_root_owns_is_one_line_with_the_cure(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pooled_mlx.mac.launchd.write_private", refuse)
+    assert stage.run("install") == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"{stage.where.agents} cannot be written to" in line
+    assert f'sudo chown -R "$USER" {stage.where.agents}' in line
+
+
+@pytest.mark.parametrize("folder", ["Documents/work", "Desktop", "Downloads/x", "Library/Mobile Documents/y"])
+def test_a_folder_that_macos_guards_is_told(tmp_path: Path, folder: str) -> None:
+    path = tmp_path / folder / ".venv" / "bin" / "pooled-mlx"
+    line = guarded_folder((str(tmp_path / "tools"), str(path)), tmp_path)
+    assert line is not None
+    assert line.startswith(f"{path} is below {tmp_path}")
+    assert guarded_folder((str(tmp_path / "Documents2" / "x"), "/opt/homebrew/bin/x"), tmp_path) is None
+
+
+def test_a_command_that_does_not_end_is_an_error_of_launchd(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: list[str], *, timeout: float, **_: Any) -> Any:
+        assert timeout > STOP_SECONDS, "kickstart -k waits until the old process is gone"
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with pytest.raises(LaunchdError, match="launchctl print x did not end within 120 s"):
+        run_command(["launchctl", "print", "x"])
+
+
+def test_a_missing_launchctl_is_an_error_of_launchd() -> None:
+    with pytest.raises(LaunchdError, match="/nowhere/launchctl cannot be started: No such file"):
+        run_command(["/nowhere/launchctl", "print"])
+
+
+def test_nobody_is_killed_before_its_engine_had_a_minute() -> None:
+    from pooled_mlx.cli.running import ENGINE_SECONDS, LOADER_SECONDS
+    from pooled_mlx.mac.launchd import BOOTOUT_SECONDS
+    from pooled_mlx.server.settings import ServerSettings
+
+    streams = ServerSettings().stop_grace_seconds + 5 + 1
+    assert ENGINE_SECONDS >= 60
+    assert streams + LOADER_SECONDS + ENGINE_SECONDS <= STOP_SECONDS < BOOTOUT_SECONDS
+    assert plistlib.loads(Agent("x", ["a"], Path("/l")).plist())["ExitTimeOut"] == STOP_SECONDS
 
 
 def test_install_again_keeps_the_token(stage: Stage) -> None:
@@ -322,6 +452,19 @@ def test_start_stop_restart(stage: Stage, capsys: pytest.CaptureFixture[str]) ->
     assert stage.run("start") == 0
     assert SERVICE_LABEL in stage.launchd.running
     assert stage.run("restart") == 0
+    assert stage.launchd.commands[-1] == ["kickstart", f"gui/501/{SERVICE_LABEL}"]
+
+
+def test_restart_asks_first_and_kills_only_what_does_not_end(stage: Stage) -> None:
+    stage.run("install")
+    stage.launchd.commands.clear()
+    assert stage.run("restart") == 0
+    told = [command for command in stage.launchd.commands if command[0] != "print"]
+    assert told == [["kill", "SIGTERM", f"gui/501/{SERVICE_LABEL}"], ["kickstart", f"gui/501/{SERVICE_LABEL}"]]
+    stage.launchd.resists = True
+    before = stage.clock.now
+    assert stage.run("restart") == 0
+    assert stage.clock.now - before > STOP_SECONDS
     assert stage.launchd.commands[-1] == ["kickstart", "-k", f"gui/501/{SERVICE_LABEL}"]
 
 

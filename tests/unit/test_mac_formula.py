@@ -45,6 +45,14 @@ def test_usage() -> None:
     assert run("/nowhere.tar.gz", "https://example.org/x.tar.gz").returncode == 1
 
 
+def test_it_is_installed_in_one_step_and_its_libraries_keep_their_names() -> None:
+    text = (PACKAGING / "pooled-mlx.rb").read_text(encoding="utf-8")
+    assert "post_install" not in text, "Homebrew 7 warns of it"
+    assert re.search(r"^  preserve_rpath$", text, re.MULTILINE), "wheels have no room for other names"
+    assert '"pip", "install", "--quiet", "#{buildpath}[menubar]"' in text
+    assert 'exec "#{opt_libexec}/bin/pooled-mlx" "$@"' in text
+
+
 def test_the_service_has_the_rules_of_our_own_agent() -> None:
     text = (PACKAGING / "pooled-mlx.rb").read_text(encoding="utf-8")
     assert 'run [opt_bin/"pooled-mlx", "serve", "--service"]' in text

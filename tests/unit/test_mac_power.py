@@ -53,7 +53,7 @@ def test_a_system_that_cannot_is_reported_once() -> None:
     for running in (1, 0, 1):
         guard.update(running)
     assert not guard.held
-    assert warnings == ["this Mac cannot be kept awake while requests run: /usr/bin/caffeinate"]
+    assert warnings == ["this Mac cannot be kept awake while it works: /usr/bin/caffeinate"]
 
 
 def test_many_threads_hold_it_once() -> None:

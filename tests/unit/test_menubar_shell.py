@@ -18,49 +18,52 @@ from pooled_mlx.mac import menubar_command
 from pooled_mlx.mac.desktop import MacDesktop, OwnCommands, launch_server, run_command
 from pooled_mlx.mac.menu import Item, Menu, line
 from pooled_mlx.mac.menu_model import MenuModel
+from pooled_mlx.mac.program import UV_INSTALL
 from pooled_mlx.mac.rumps_shell import RumpsShell, Worker
+from tests.appkit_fakes import FakeMac
 from tests.mac_fakes import mac_places
 
 
-class FakeEntry:
-    """A `rumps.MenuItem`: found in its menu by the title it had when it was added."""
+class FakeMenu(dict[str, Any]):
+    """A `rumps.Menu`: entries in their order, filed under the titles they had when they were put into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+
+    def add(self, entry: Any) -> None:
+        self.made += 1
+        self[entry.title if isinstance(entry, FakeEntry) else f"separator {self.made}"] = entry
+
+    def insert_before(self, existing: str, entry: Any) -> None:
+        rest = list(self.items())[list(self).index(existing) :]
+        for key, _ in rest:
+            del self[key]
+        self.add(entry)
+        self.update(rest)
+
+
+class FakeEntry(FakeMenu):
+    """A `rumps.MenuItem`."""
 
     def __init__(self, title: str, callback: Callable[[Any], None] | None = None) -> None:
+        super().__init__()
         self.title = title
         self.callback = callback
         self.state = 0
-        self.children: list[FakeEntry] = []
 
-    def add(self, entry: FakeEntry) -> None:
-        self.children.append(entry)
-
-
-class FakeMenu:
-    """A `rumps.Menu`: `update` leaves out what it knows already, as rumps does."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, Any] = {}
-        self.updates = 0
-
-    def clear(self) -> None:
-        self.entries.clear()
-
-    def update(self, entries: Sequence[Any]) -> None:
-        self.updates += 1
-        for entry in entries:
-            key = entry.title if isinstance(entry, FakeEntry) else f"separator {len(self.entries)}"
-            self.entries.setdefault(key, entry)
+    def set_callback(self, callback: Callable[[Any], None] | None) -> None:
+        self.callback = callback
 
 
 class FakeRumps:
-    """The part of rumps that is used. `run` ticks every timer once."""
+    """The part of rumps that is used."""
 
     separator = object()
     MenuItem = FakeEntry
 
     def __init__(self) -> None:
         self.quits = 0
-        self.timers: list[Any] = []
         rumps = self
 
         class App:
@@ -70,18 +73,9 @@ class FakeRumps:
                 rumps.app = self
 
             def run(self) -> None:
-                for timer in rumps.timers:
-                    timer.callback(timer)
-
-        class Timer:
-            def __init__(self, callback: Callable[[Any], None], interval: float) -> None:
-                self.callback, self.interval = callback, interval
-
-            def start(self) -> None:
-                rumps.timers.append(self)
+                pass
 
         self.App = App
-        self.Timer = Timer
         self.app: Any = None
 
     def quit_application(self) -> None:
@@ -90,15 +84,15 @@ class FakeRumps:
     def texts(self) -> list[str]:
         rows: list[str] = []
 
-        def walk(entries: Sequence[Any], depth: int) -> None:
-            for entry in entries:
+        def walk(entries: FakeMenu, depth: int) -> None:
+            for entry in entries.values():
                 if entry is self.separator:
                     rows.append("-")
                     continue
                 rows.append("  " * depth + ("x " if entry.state else "") + entry.title + ("" if entry.callback else " (grey)"))
-                walk(entry.children, depth + 1)
+                walk(entry, depth + 1)
 
-        walk(list(self.app.menu.entries.values()), 0)
+        walk(self.app.menu, 0)
         return rows
 
 
@@ -107,43 +101,44 @@ def menu(state: str = "Ready", title: str = "●", extra: tuple[Item, ...] = ())
     return Menu(title, (Item("state", state, action=False), line("1"), models, *extra, line("2"), Item("quit", "Quit")))
 
 
-def shell_for(menus: list[Menu]) -> tuple[FakeRumps, RumpsShell, list[str]]:
-    rumps, clicks = FakeRumps(), []
-    return rumps, RumpsShell(rumps, lambda: menus[-1], clicks.append), clicks
+def shell_for(menus: list[Menu], folder: Path) -> tuple[FakeRumps, FakeMac, RumpsShell, list[str]]:
+    rumps, mac, clicks = FakeRumps(), FakeMac(folder), []
+    return rumps, mac, RumpsShell(rumps, mac.appkit, mac.foundation, lambda: menus[-1], clicks.append), clicks
 
 
-def test_the_menu_is_drawn() -> None:
-    rumps, shell, clicks = shell_for([menu()])
+def test_the_menu_is_drawn(tmp_path: Path) -> None:
+    rumps, mac, shell, clicks = shell_for([menu()], tmp_path)
     shell.run()
     assert rumps.app.title == "●"
     assert rumps.texts() == ["Ready (grey)", "-", "Model (grey)", "  Same", "  x Same", "-", "Quit"]
-    rumps.app.menu.entries["models"].children[1].callback(None)
-    rumps.app.menu.entries["quit"].callback(None)
+    rumps.app.menu["models"]["pick.b"].callback(None)
+    rumps.app.menu["quit"].callback(None)
     assert clicks == ["pick.b", "quit"]
-    assert rumps.timers[0].interval <= 1
+    assert mac.timers[0][1] <= 1
 
 
-def test_texts_change_in_place_and_only_a_new_shape_rebuilds() -> None:
+def test_what_stays_is_changed_in_place_and_what_is_new_gets_its_place(tmp_path: Path) -> None:
     menus = [menu()]
-    rumps, shell, _ = shell_for(menus)
+    rumps, _, shell, _ = shell_for(menus, tmp_path)
     shell.draw()
-    entry = rumps.app.menu.entries["state"]
-    menus.append(menu("1 running", "● 61 t/s"))
+    before = dict(rumps.app.menu)
+    menus.append(menu("1 running", "● 61 t/s", extra=(Item("stop", "Stop server"),)))
     shell.draw()
     shell.draw()
-    assert rumps.app.menu.entries["state"] is entry
-    assert (entry.title, rumps.app.title, rumps.app.menu.updates) == ("1 running", "● 61 t/s", 1)
-    menus.append(menu(extra=(Item("stop", "Stop server"),)))
+    assert rumps.app.title == "● 61 t/s"
+    assert rumps.texts() == ["1 running (grey)", "-", "Model (grey)", "  Same", "  x Same", "Stop server", "-", "Quit"]
+    assert all(rumps.app.menu[key] is entry for key, entry in before.items())
+    menus.append(menu())
     shell.draw()
-    assert rumps.app.menu.updates == 2
-    assert "Stop server" in rumps.texts()
+    assert dict(rumps.app.menu) == before
 
 
-def test_quit_is_done_by_the_timer_and_not_by_the_calling_thread() -> None:
-    rumps, shell, _ = shell_for([menu()])
+def test_quit_is_done_by_the_timer_and_not_by_the_calling_thread(tmp_path: Path) -> None:
+    rumps, mac, shell, _ = shell_for([menu()], tmp_path)
+    shell.run()
     shell.quit()
     assert rumps.quits == 0
-    shell.draw()
+    mac.tick()
     assert rumps.quits == 1
 
 
@@ -175,6 +170,34 @@ def test_the_worker_polls_and_clicks_in_order() -> None:
     worker.close()
     assert model.acts == ["a", "b", "c"]
     assert worker.menu is model.menu
+
+
+def test_a_worker_outlives_what_it_did_not_expect_and_shows_it(caplog: pytest.LogCaptureFixture) -> None:
+    model = CountingModel()
+    failures = [subprocess.TimeoutExpired("launchctl", 60), ValueError("odd")]
+
+    def act(item_id: str) -> Menu:
+        if failures:
+            raise failures.pop()
+        return CountingModel.act(model, item_id)
+
+    model.act = act  # pyright: ignore[reportAttributeAccessIssue]
+    worker = Worker(model, poll_seconds=1e6)
+    worker.start()
+    worker.click("a")
+    worker.click("b")
+    worker.close()
+    assert (worker.menu.title, worker.menu.items[0].text) == (
+        "▲",
+        "TimeoutExpired: Command 'launchctl' timed out after 60 seconds",
+    )
+    assert [item.id for item in worker.menu.items].count("problem") == 1
+    assert "ValueError: odd" in caplog.text
+    worker = Worker(model, poll_seconds=0.001)
+    worker.start()
+    worker.click("c")
+    worker.close()
+    assert model.acts == ["c"]
 
 
 class Commands:
@@ -304,19 +327,25 @@ def test_elsewhere_and_without_rumps_it_says_what_to_do(home: Path, capsys: pyte
     assert "needs macOS" in capsys.readouterr().err
 
     def missing() -> Any:
-        raise ImportError("No module named 'rumps'")
+        raise ImportError("No module named 'rumps'", name="rumps")
 
-    assert menubar_command.run(parse(), platform="darwin", where=mac_places(home), load_rumps=missing) == 1
-    assert "pip install 'pooled-mlx[menubar]'" in capsys.readouterr().err
+    assert menubar_command.run(parse(), platform="darwin", where=mac_places(home), load=missing) == 1
+    errors = capsys.readouterr().err
+    assert errors == f"pooled-mlx menubar: rumps is not installed. Run {UV_INSTALL}\n"
 
 
 def test_wrong_settings_are_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert menubar_command.run(parse("--port", "99999"), platform="darwin", where=mac_places(home), load_rumps=FakeRumps) == 1
+    assert (
+        menubar_command.run(
+            parse("--port", "99999"), platform="darwin", where=mac_places(home), load=lambda: (FakeRumps(), None, None)
+        )
+        == 1
+    )
     assert capsys.readouterr().err.startswith("pooled-mlx menubar: --port: 99999 must be between")
 
 
 def test_the_whole_menu_bar_shows_and_quits(home: Path, free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rumps = FakeRumps()
+    rumps, mac = FakeRumps(), FakeMac(home)
     launched: list[list[str]] = []
 
     class Idle:
@@ -342,12 +371,12 @@ def test_the_whole_menu_bar_shows_and_quits(home: Path, free_port: int, monkeypa
     def wait_until_started(self: Any) -> None:
         workers[0].click("quit")
         workers[0].close()
-        for timer in rumps.timers:
-            timer.callback(timer)
+        mac.tick()
 
     monkeypatch.setattr(rumps.App, "run", wait_until_started)
     args = parse("--port", str(free_port))
-    assert menubar_command.run(args, platform="darwin", where=mac_places(home), load_rumps=lambda: rumps) == 0
+    modules = (rumps, mac.appkit, mac.foundation)
+    assert menubar_command.run(args, platform="darwin", where=mac_places(home), load=lambda: modules) == 0
     assert launched == [["--port", str(free_port)]]
     assert rumps.quits == 1
 

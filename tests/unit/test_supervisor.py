@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pooled_mlx.mac.local_server import LocalServer
-from pooled_mlx.mac.supervisor import BACK_OFF_SECONDS, GRACE_SECONDS, STABLE_SECONDS, Exit, Supervisor
+from pooled_mlx.mac.supervisor import BACK_OFF_SECONDS, STABLE_SECONDS, STOP_SECONDS, Exit, Supervisor
 from tests.mac_fakes import FakeChild, FakeClock
 
 
@@ -86,7 +86,7 @@ def test_stop_asks_first_and_kills_after_the_grace_time() -> None:
     stage = Stage(resists=True)
     stage.supervisor.start()
     stage.supervisor.stop()
-    stage.clock.sleep(GRACE_SECONDS - 1)
+    stage.clock.sleep(STOP_SECONDS - 1)
     stage.supervisor.tick()
     assert (stage.children[0].asked, stage.children[0].killed) == (1, 0)
     stage.clock.sleep(1)
