@@ -60,7 +60,8 @@ class EngineDead(Exception):
 class Loop:
     """The running rows and the order in which they get the machine. Owned by the engine thread.
 
-    `hurried` may be set by any thread: scripted pauses end at once.
+    `hurried` may be set by any thread: scripted pauses end at once. `clock` gives seconds and never goes back; all that the
+    loop decides by time is decided by it.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class Loop:
         if prefill is None:
             return
         row = prefill.row
-        began = time.perf_counter()
+        began = self._clock()
         try:
             if not prefill.started:
                 self.slots.accounts.make_way(row)
@@ -198,7 +199,7 @@ class Loop:
             self.counters.pieces += 1
             self.counters.prefilled_tokens += row.position - before
             self._tell_progress(prefill)
-            self._observer.prefilled(row, row.position - before, time.perf_counter() - began)
+            self._observer.prefilled(row, row.position - before, self._clock() - began)
             if done:
                 self.prefills.remove(prefill)
                 row.plan_forced()
@@ -210,7 +211,7 @@ class Loop:
                 self.prefills.remove(prefill)
             self._end_or_rebuild(row, error)
         self._since_clear += 1
-        self._share.piece_read(time.perf_counter() - began)
+        self._share.piece_read(self._clock() - began)
 
     def _tell_why(self, prefill: Prefill) -> None:
         """Explain the first reading of a prompt. What goes wrong there costs the explanation only."""
@@ -257,7 +258,7 @@ class Loop:
         self._next_group %= len(self.groups)
         group = self.groups[self._next_group]
         self._next_group += 1
-        began = time.perf_counter()
+        began = self._clock()
         try:
             group.step(self._take_all)
             while run := self._planned(group):
@@ -273,7 +274,7 @@ class Loop:
         if leaving := [row for row in group.rows if row.broken is not None or row.finish is not None or self._must_leave(row)]:
             self._take_out(group, leaving)
         self._since_clear += 1
-        self._share.step_taken(time.perf_counter() - began)
+        self._share.step_taken(self._clock() - began)
 
     def _take_all(self, taken: Sequence[tuple[Row, int | None]]) -> None:
         for row, token in taken:

@@ -126,6 +126,17 @@ def make_row(
     )
 
 
+class Ticks:
+    """A clock that goes on by a millisecond whenever it is read: whatever takes turns by time does so alike on every run."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+
+    def __call__(self) -> float:
+        self._now += 0.001
+        return self._now
+
+
 def make_loop(
     model: LoadedModel,
     *,
@@ -138,10 +149,11 @@ def make_loop(
     observer: Observer | None = None,
     **settings: Any,
 ) -> Loop:
-    """A loop with its own pool."""
-    rule = CutRule(step, spacing, min(minimum, step))
-    pool = Pool(budget, b"test", divisible=is_divisible(model.make_cache()), rule=rule)
-    return Loop(model, pool, rule, LoopSettings(**{"token_bytes": 1024, **settings}), observer or Facts(), remember, explain)
+    """A loop with its own pool, and a clock of its own: what is scheduled does not depend on the machine's speed."""
+    rule, clock = CutRule(step, spacing, min(minimum, step)), Ticks()
+    pool = Pool(budget, b"test", divisible=is_divisible(model.make_cache()), rule=rule, clock=clock)
+    chosen = LoopSettings(**{"token_bytes": 1024, **settings})
+    return Loop(model, pool, rule, chosen, observer or Facts(), remember, explain, clock=clock)
 
 
 def drive(loop: Loop, arrivals: Mapping[int, Sequence[Row]], until: Callable[[], bool] | None = None) -> int:
