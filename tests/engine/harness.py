@@ -147,10 +147,11 @@ def make_loop(
     remember: Callable[[Row], None] = lambda row: None,
     explain: Callable[[Row, Match], None] = lambda row, match: None,
     observer: Observer | None = None,
+    clock: Callable[[], float] | None = None,
     **settings: Any,
 ) -> Loop:
-    """A loop with its own pool, and a clock of its own: what is scheduled does not depend on the machine's speed."""
-    rule, clock = CutRule(step, spacing, min(minimum, step)), Ticks()
+    """A loop with its own pool and clock: what is scheduled does not depend on the machine's speed."""
+    rule, clock = CutRule(step, spacing, min(minimum, step)), clock or Ticks()
     pool = Pool(budget, b"test", divisible=is_divisible(model.make_cache()), rule=rule, clock=clock)
     chosen = LoopSettings(**{"token_bytes": 1024, **settings})
     return Loop(model, pool, rule, chosen, observer or Facts(), remember, explain, clock=clock)
