@@ -204,7 +204,7 @@ def test_a_row_that_must_wait_for_memory_is_looked_up_once_until_something_chang
 def test_the_counts_of_a_prompt_are_those_of_its_first_whole_reading(model: LoadedModel) -> None:
     ids = np.concatenate([tokens(150, seed=1), tokens(100, seed=2)])
     counts: dict[int, tuple[int, int]] = {}
-    for call in range(2, 12):
+    for call in (2, 4, 7, 11):
         faulty: Any = FailingModel(model, set())
         loop = make_loop(faulty)
         run(loop, make_row(ids[:150], 2, (100,)))
