@@ -23,11 +23,11 @@ from benchmarks.prompts import FIRST_WORDS, user, words, write_script
 from benchmarks.report import Result, Size, all_of, at_most, main, measured, note
 from benchmarks.rooms import parse
 from benchmarks.servers import Server, mlx_lm_server, pooled
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.prompt import Prompt, PromptBuilder
-from pooled_mlx.engine.segment_tree import agreement
-from pooled_mlx.engine.templates import ChatTemplate
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.exact_ids import agreement
+from pooled_mlx.prompt.prompt import Prompt, PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.runner.model import LoadedModel, mx
 
 SIZES = (
     Size("turns", len(INCOMING), 5, "turns of a conversation"),

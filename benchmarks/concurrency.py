@@ -21,8 +21,9 @@ from benchmarks.report import Result, Size, at_least, at_most, interleaved, main
 from benchmarks.rooms import opened, parse
 from benchmarks.servers import Server, mlx_lm_server, pooled
 from pooled_mlx.core.events import Finished, Prefill, Text
-from pooled_mlx.engine.mlx_backend import load, mx
-from pooled_mlx.engine.room import Room, RoomSettings
+from pooled_mlx.core.ports import EngineSettings
+from pooled_mlx.engine.engine import LocalEngine
+from pooled_mlx.runner.model import load, mx
 
 SIZES = (
     Size("rounds", 3, 1, "interleaved rounds of the stream rates"),
@@ -159,12 +160,12 @@ def arrival(ours: Server, theirs: Server, sizes: Any) -> Iterator[Result]:
 
 def admission(sizes: Any) -> Iterator[Result]:
     """Tokens of a running stream between the arrival of a request and the beginning of its prompt."""
-    with opened(make_room("small", RoomSettings(prefill_step=128), script_text([{"text": words(2000, 6)}]))) as room:
+    with opened(make_room("small", EngineSettings(prefill_step=128), script_text([{"text": words(2000, 6)}]))) as room:
         counts = asyncio.run(_arrivals(room, sizes.repeats))
     yield at_most("tokens of a running stream until an arriving request is admitted", max(counts), 1)
 
 
-async def _arrivals(room: Room, repeats: int) -> list[int]:
+async def _arrivals(room: LocalEngine, repeats: int) -> list[int]:
     counts = []
     for number in range(repeats):
         running, arriving = (

@@ -16,9 +16,10 @@ from benchmarks.models import make_room
 from benchmarks.prompts import script_text, user, words
 from benchmarks.report import Result, Size, at_least, main, measured, note
 from benchmarks.rooms import Run, ask, opened
-from pooled_mlx.engine.mlx_backend import mx
-from pooled_mlx.engine.room import Room, RoomSettings
-from pooled_mlx.engine.sampler import BatchSampler
+from pooled_mlx.core.ports import EngineSettings
+from pooled_mlx.engine.engine import LocalEngine
+from pooled_mlx.runner.model import mx
+from pooled_mlx.runner.sampler import BatchSampler
 
 SIZES = (
     Size("pairs", 7, 2, "interleaved pairs of each kind of answer"),
@@ -91,14 +92,14 @@ def run(sizes: Any) -> Iterator[Result]:
     """All results."""
     if sizes.models != "small":
         held = cases(sizes.words)
-        with opened(make_room("hybrid-248k", RoomSettings(prefill_step=512), script(held, sizes.words))) as room:
+        with opened(make_room("hybrid-248k", EngineSettings(prefill_step=512), script(held, sizes.words))) as room:
             yield from asyncio.run(scripted(room, held, sizes))
     if sizes.models != "large":
-        with opened(make_room("small", RoomSettings(prefill_step=128))) as room:
+        with opened(make_room("small", EngineSettings(prefill_step=128))) as room:
             yield from asyncio.run(natural(room, sizes))
 
 
-async def scripted(room: Room, held: list[Case], sizes: Any) -> list[Result]:
+async def scripted(room: LocalEngine, held: list[Case], sizes: Any) -> list[Result]:
     """The same text, held and free: the ratio of its times is that of the rates."""
     results = []
     for case in held:
@@ -122,7 +123,7 @@ async def scripted(room: Room, held: list[Case], sizes: Any) -> list[Result]:
     return results
 
 
-async def _never(room: Room, sizes: Any) -> list[Result]:
+async def _never(room: LocalEngine, sizes: Any) -> list[Result]:
     async def answer(free: bool) -> Run:
         body = {"messages": [user(f"Go on {_marker('never', free)}")], "max_tokens": sizes.words, "temperature": 0}
         return await ask(room, body | _format({"text": {"type": "string", "pattern": "^[0-9]{300}$"}}))
@@ -136,7 +137,7 @@ async def _never(room: Room, sizes: Any) -> list[Result]:
     ]
 
 
-async def natural(room: Room, sizes: Any) -> list[Result]:
+async def natural(room: LocalEngine, sizes: Any) -> list[Result]:
     """The embedded model's own answers, held; the reference is its free text after a prompt of the same length."""
     requests = {
         "JSON schema": ("Describe a river as JSON with title, count and text.", _format(NOTE)),

@@ -35,7 +35,7 @@ def run(sizes: Any) -> Iterator[Result]:
     """All results."""
     from mlx_lm import load
 
-    from pooled_mlx.engine.mlx_backend import BLAS
+    from pooled_mlx.runner.model import BLAS
 
     yield note("BLAS", str(BLAS))
     model, tokenizer = load(str(float32_folder()))[:2]
@@ -83,8 +83,9 @@ def _measure(server: Server, tokens: int, sampling: dict[str, Any]) -> Callable[
 
 def sampling(draws: int) -> Iterator[Result]:
     """Time to draw from one row of a large vocabulary."""
-    from pooled_mlx.engine.mlx_backend import mx
-    from pooled_mlx.engine.sampler import BatchSampler, SamplingParameters
+    from pooled_mlx.core.runner import SamplingParameters
+    from pooled_mlx.runner.model import mx
+    from pooled_mlx.runner.sampler import BatchSampler
 
     logits = mx.random.normal((1, LARGE_VOCAB)) * 3
     mx.eval(logits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pooled_mlx.engine.mlx_backend import ArraysCache, KVCache, LoadedModel, mx, wrap_model
+from pooled_mlx.runner.model import ArraysCache, KVCache, LoadedModel, mx, wrap_model
 
 KV_LAYERS, STATE_LAYERS = 10, 30
 KV_HEADS, HEAD_DIM = 2, 32

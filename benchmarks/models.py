@@ -12,12 +12,13 @@ from benchmarks.empty_models import null_model, qwen36_shape
 from pooled_mlx.catalog import load_catalog
 from pooled_mlx.cli.common import convert
 from pooled_mlx.core.card import ModelCard, SamplingDefaults
-from pooled_mlx.engine.mlx_backend import LoadedModel, load, mx, wrap_model
-from pooled_mlx.engine.replay import REPLAY_CARD, load_replay_model, write_replay_folder
-from pooled_mlx.engine.replay_assets import replay_template
-from pooled_mlx.engine.replay_script import ReplayScript, parse_script
-from pooled_mlx.engine.room import Room, RoomSettings
-from pooled_mlx.engine.tiny_hybrid import tiny_hybrid_config
+from pooled_mlx.core.ports import EngineSettings
+from pooled_mlx.engine.engine import LocalEngine
+from pooled_mlx.replay.assets import replay_template
+from pooled_mlx.replay.engine import REPLAY_CARD, load_replay_model, write_replay_folder
+from pooled_mlx.replay.script import ReplayScript, parse_script
+from pooled_mlx.replay.tiny_model import tiny_hybrid_config
+from pooled_mlx.runner.model import LoadedModel, load, mx, wrap_model
 from pooled_mlx.store import ensure_model
 from pooled_mlx.store.paths import cache_folder
 
@@ -128,12 +129,12 @@ KINDS: dict[str, Callable[[], Kind]] = {
 an eighth of their size, no computation. hybrid: the model of scripted answers, with 49k and with 248k tokens."""
 
 
-def make_room(name: str, settings: RoomSettings, script: str | None = None) -> Room:
+def make_room(name: str, settings: EngineSettings, script: str | None = None) -> LocalEngine:
     """A room, not started, for one of `KINDS`; `script` is the text of scripted answers."""
     kind = KINDS[name]()
     if script is not None:
         settings = replace(settings, script=ReplayScript(parse_script(script)))
-    return Room(kind.card, kind.folder, settings, load_model=kind.load)
+    return LocalEngine(kind.card, kind.folder, settings, load_model=kind.load)
 
 
 def _benchmark_folder(name: str) -> Path:

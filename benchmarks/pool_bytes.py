@@ -12,17 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pooled_mlx.engine.prefill import data_of
+from pooled_mlx.runner.segments import materialise
+
 from benchmarks.empty_models import kv_bytes_per_token, state_bytes
 from benchmarks.models import make_room
 from benchmarks.prompts import code, script_text, user, words
 from benchmarks.report import Result, Size, at_least, at_most, main, measured, note
 from benchmarks.rooms import ask, empty_pool, on_engine, opened, parse
 from pooled_mlx.api.body import decode_json
+from pooled_mlx.core.ports import EngineSettings
+from pooled_mlx.engine.engine import LocalEngine
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.mlx_backend import memory_now, mx
-from pooled_mlx.engine.prefill import data_of
-from pooled_mlx.engine.room import Room, RoomSettings
-from pooled_mlx.engine.segments import materialise
+from pooled_mlx.runner.model import memory_now, mx
 
 SIZES = (
     Size("conversation", 30_000, 9000, "tokens of the conversation whose bytes are counted"),
@@ -39,14 +41,14 @@ ANSWER = "This is the answer to it."
 
 def run(sizes: Any) -> Iterator[Result]:
     """All results."""
-    settings = RoomSettings(prefill_step=512)
+    settings = EngineSettings(prefill_step=512)
     with opened(make_room("shape", settings, script_text([{"text": ANSWER}]))) as room:
         yield from asyncio.run(bytes_of_a_conversation(room, sizes.conversation, sizes.turns))
         empty_pool(room)
         yield from asyncio.run(full_hit(room, sizes.history, sizes.history_turns, sizes.repeats))
 
 
-async def bytes_of_a_conversation(room: Room, tokens: int, turns: int) -> list[Result]:
+async def bytes_of_a_conversation(room: LocalEngine, tokens: int, turns: int) -> list[Result]:
     """Grow one conversation turn by turn, then compare what is in memory with its K/V once and eight states."""
     await ask(room, {"messages": [user("hello")], "max_tokens": 4})
     fresh = (await asyncio.to_thread(empty_pool, room))["active_bytes"]
@@ -85,7 +87,7 @@ def _stored(loop: Loop) -> dict[str, int]:
     }
 
 
-async def full_hit(room: Room, tokens: int, turns: int, repeats: int) -> list[Result]:
+async def full_hit(room: LocalEngine, tokens: int, turns: int, repeats: int) -> list[Result]:
     """A long history that is stored in full, and one more message: all CPU work before the first forward pass."""
     messages = [user("Read this.")]
     count = 0
@@ -111,7 +113,7 @@ async def full_hit(room: Room, tokens: int, turns: int, repeats: int) -> list[Re
     ]
 
 
-async def _one_hit(room: Room, messages: list[dict[str, Any]], times: dict[str, list[float]]) -> None:
+async def _one_hit(room: LocalEngine, messages: list[dict[str, Any]], times: dict[str, list[float]]) -> None:
     """Answer one request and add the times of its parts, in milliseconds."""
 
     def timed(name: str, call: Callable[[], Any]) -> Any:
@@ -131,7 +133,7 @@ async def _one_hit(room: Room, messages: list[dict[str, Any]], times: dict[str, 
         times.setdefault("reused", []).append(match.tokens / len(ids))
         if not match.path:
             return
-        loop.slots.drop_hot()
+        drop_slack(loop)
         caches = loop.model.make_cache()
         path = [data_of(segment) for segment in match.path]
         began = time.perf_counter()

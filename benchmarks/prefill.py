@@ -11,13 +11,13 @@ import numpy as np
 from benchmarks.models import small_card, small_folder
 from benchmarks.prompts import words
 from benchmarks.report import Result, Size, at_least, interleaved, main, measured, note, ratios
+from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.request import Request, Turn
-from pooled_mlx.engine.calibrate import measure_step, spacing_for
-from pooled_mlx.engine.cuts import CutRule
-from pooled_mlx.engine.mlx_backend import LoadedModel, load, mx
-from pooled_mlx.engine.prompt import Prompt, PromptBuilder
-from pooled_mlx.engine.templates import ChatTemplate
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.prompt import Prompt, PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.runner.calibrate import measure_step, spacing_for
+from pooled_mlx.runner.model import LoadedModel, load, mx
 
 SIZES = (
     Size("pairs", 3, 1, "interleaved pairs"),
@@ -46,9 +46,10 @@ class Ours:
 
     def seconds(self) -> float:
         """Seconds to the logits of the first token."""
-        from pooled_mlx.engine.pool import Pool
         from pooled_mlx.engine.prefill import Prefill
-        from pooled_mlx.engine.segments import is_divisible
+        from pooled_mlx.runner.segments import is_divisible
+
+        from pooled_mlx.engine.pool import Pool
         from tests.engine.harness import make_row
 
         row = make_row(self._prompt.ids, 1, self._prompt.boundaries, system_end=self._prompt.system_end)

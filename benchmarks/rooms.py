@@ -20,9 +20,9 @@ from pooled_mlx.api.chat_completions import EDGE
 from pooled_mlx.api.edge import Header, Parsed
 from pooled_mlx.core.answer import Fold
 from pooled_mlx.core.events import CallArguments, CallStart, Event, Finished, Prefill, Reasoning, Text, Usage
+from pooled_mlx.engine.engine import LocalEngine
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.mlx_backend import memory_now, mx
-from pooled_mlx.engine.room import Room
+from pooled_mlx.runner.model import memory_now, mx
 
 T = TypeVar("T")
 _numbers = itertools.count()
@@ -31,7 +31,7 @@ _M_ARENA_MAX = -8
 
 
 @contextmanager
-def opened(room: Room) -> Iterator[Room]:
+def opened(room: LocalEngine) -> Iterator[LocalEngine]:
     """Start a room, wait until it is ready, stop it at the end. Raises RuntimeError when it cannot be loaded."""
     room.start()
     try:
@@ -42,7 +42,7 @@ def opened(room: Room) -> Iterator[Room]:
         room.stop()
 
 
-def on_engine(room: Room, question: Callable[[Loop], T]) -> T:
+def on_engine(room: LocalEngine, question: Callable[[Loop], T]) -> T:
     """Ask `question` on the engine thread, between two turns of its loop, and return the answer. Do not call it there."""
     answer: Future[T] = Future()
 
@@ -56,11 +56,11 @@ def on_engine(room: Room, question: Callable[[Loop], T]) -> T:
     return answer.result(300)
 
 
-def empty_pool(room: Room) -> dict[str, Any]:
+def empty_pool(room: LocalEngine) -> dict[str, Any]:
     """Empty the pool and the buffer cache of an idle room; what is left in memory and in use, in bytes."""
 
     def ask(loop: Loop) -> dict[str, Any]:
-        loop.slots.drop_hot()
+        drop_slack(loop)
         loop.pool.clear()
         gc.collect()
         mx.synchronize()
@@ -122,7 +122,7 @@ def parse(body: dict[str, Any]) -> Parsed:
     return EDGE.parse({"model": "pooled", **body}, request_id=f"request-{next(_numbers)}", client="benchmark")
 
 
-async def ask(room: Room, body: dict[str, Any], *, cut_after: int | None = None) -> Run:
+async def ask(room: LocalEngine, body: dict[str, Any], *, cut_after: int | None = None) -> Run:
     """Answer one body as the server does: parsed, prepared in a worker, rendered as a stream or whole.
 
     With `cut_after` the client goes away after so many pieces of the answer (0: while the prompt is read). Raises `ApiError`.

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.models import KINDS, make_room
 from benchmarks.rooms import one_arena
 from benchmarks.serving import serve_room
-from pooled_mlx.engine.room import RoomSettings
+from pooled_mlx.engine.engine import EngineSettings
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.one_arena:
         one_arena()
-    settings = RoomSettings(
+    settings = EngineSettings(
         prefill_step=options.step,
         pool_bytes=options.pool_bytes,
         max_running=options.max_running,

@@ -86,7 +86,7 @@ def pooled(model: str, *arguments: str) -> Iterator[Server]:
 @contextmanager
 def mlx_lm_server(folder: Path, *arguments: str) -> Iterator[Server]:
     """mlx-lm's own server on a model folder, with OpenBLAS in the process where ours has it."""
-    from pooled_mlx.engine.mlx_backend import BLAS
+    from pooled_mlx.runner.model import BLAS
 
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if BLAS:

@@ -17,8 +17,8 @@ from benchmarks.rooms import empty_pool
 from pooled_mlx.api.chat_completions import EDGE
 from pooled_mlx.api.messages import MessagesEdge
 from pooled_mlx.api.responses import ResponsesEdge
-from pooled_mlx.engine.mlx_backend import mx
-from pooled_mlx.engine.room import Room
+from pooled_mlx.engine.engine import LocalEngine
+from pooled_mlx.runner.model import mx
 from pooled_mlx.server.app import create_app
 from pooled_mlx.server.serve import StopSignal, open_sockets, port_of, serve
 from pooled_mlx.server.settings import ServerSettings
@@ -29,7 +29,7 @@ _TICK_SECONDS = 0.005
 class LagRecorder:
     """How much later than due a timer of the event loop runs, while the engine is busy. Seconds."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: LocalEngine) -> None:
         self._room = room
         self.lags: list[float] = []
 
@@ -48,7 +48,7 @@ class LagRecorder:
         return {"p50_ms": half * 1000, "p99_ms": most * 1000, "max_ms": worst * 1000, "samples": len(self.lags)}
 
 
-def serve_room(room: Room, *, lag: bool = False) -> None:
+def serve_room(room: LocalEngine, *, lag: bool = False) -> None:
     """Serve until terminated. Raises SystemExit when the model cannot be loaded."""
     logging.basicConfig(level=logging.WARNING)
     room.start()
@@ -84,7 +84,7 @@ def serve_room(room: Room, *, lag: bool = False) -> None:
         print(f"lag {json.dumps(recorder.summary())}", flush=True)
 
 
-async def _print_facts(room: Room) -> None:
+async def _print_facts(room: LocalEngine) -> None:
     print(f"facts {json.dumps(await asyncio.to_thread(empty_pool, room))}", flush=True)
 
 

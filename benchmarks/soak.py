@@ -19,7 +19,8 @@ from benchmarks.prompts import script_text, user, words, write_script
 from benchmarks.report import Result, Size, all_of, at_most, main, note, slope
 from benchmarks.rooms import ask, empty_pool, one_arena, opened
 from benchmarks.servers import Server, pooled
-from pooled_mlx.engine.room import Room, RoomSettings
+from pooled_mlx.core.ports import EngineSettings
+from pooled_mlx.engine.engine import LocalEngine
 
 SIZES = (
     Size("requests", 2000, 120, "requests in all"),
@@ -100,7 +101,7 @@ def run(sizes: Any) -> Iterator[Result]:
                 facts = asyncio.run(soak(OverHttp(server), sizes))
     else:
         one_arena()
-        settings = RoomSettings(prefill_step=256, pool_bytes=sizes.pool_mib * MIB, max_queue=sizes.clients)
+        settings = EngineSettings(prefill_step=256, pool_bytes=sizes.pool_mib * MIB, max_queue=sizes.clients)
         with opened(make_room("hybrid", settings, script_text(ANSWERS))) as room:
             facts = asyncio.run(soak(InProcess(room), sizes))
     yield note("requests", f"{sizes.requests} in {time.monotonic() - began:.0f} s, {facts[-1]['cut']} cut off")
@@ -140,7 +141,7 @@ class Target(Protocol):
 class InProcess:
     """A room in this process."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: LocalEngine) -> None:
         self._room = room
 
     async def ask(self, body: dict[str, Any], cut_after: int | None) -> bool:

@@ -14,8 +14,9 @@ from jsonschema import Draft202012Validator
 from benchmarks.models import small_card, small_folder
 from pooled_mlx.core.answer import Answer, fold
 from pooled_mlx.core.events import Event
+from pooled_mlx.core.ports import EngineSettings
 from pooled_mlx.core.request import Request, ResponseFormat, Sampling, Tool, ToolChoice, Turn
-from pooled_mlx.engine.room import Room, RoomSettings
+from pooled_mlx.engine.engine import LocalEngine
 
 TEMPERATURES = (0.0, 0.5, 1.0, 1.5, 2.0)
 TOPICS = ("Paris", "a cat", "the moon", "bread", "chess", "rain", "a train", "Tokyo", "music", "a garden")
@@ -100,14 +101,14 @@ def cases(count: int) -> list[Case]:
     return made
 
 
-async def answer(room: Room, case: Case) -> str:
+async def answer(room: LocalEngine, case: Case) -> str:
     """The verdict on one answer."""
     prepared = await asyncio.to_thread(room.prepare, case.request)
     events: list[Event] = [event async for event in room.submit(prepared)]
     return case.verdict(fold(events))
 
 
-async def run_all(room: Room, todo: list[Case], together: int) -> dict[str, Counter[str]]:
+async def run_all(room: LocalEngine, todo: list[Case], together: int) -> dict[str, Counter[str]]:
     """Verdicts by kind, `together` requests at a time."""
     verdicts: dict[str, Counter[str]] = {}
     gate = asyncio.Semaphore(together)
@@ -122,7 +123,7 @@ async def run_all(room: Room, todo: list[Case], together: int) -> dict[str, Coun
 
 def run(count: int = 100) -> None:
     """Print the table."""
-    room = Room(small_card(), small_folder(), RoomSettings(seed=None, prefill_step=256))
+    room = LocalEngine(small_card(), small_folder(), EngineSettings(seed=None, prefill_step=256))
     room.start()
     try:
         if not room.wait_ready(300):

@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pooled_mlx.core.card import ModelCard, SamplingDefaults, ThinkingRule, WheelSource
+from pooled_mlx.core.limits import EFFORTS, MAX_TOP_K
+from pooled_mlx.core.memory import format_size
 
 EMBEDDED_CARD = "smollm2-135m"
 """The card that needs no model hub."""
-
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
-MAX_TOP_K = 64
-LONGEST_DEFAULT_CONTEXT = 131_072
-"""The context a server opens at most unless the user asks for more, in tokens."""
 
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
@@ -49,16 +46,6 @@ def parse_size(text: str | int) -> int:
     if size < 0:
         raise ValueError(f"{text!r} is not a size: it is negative")
     return size
-
-
-def format_size(size: int) -> str:
-    """`size` bytes for people, in binary units: "1.5 GiB"."""
-    number, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(number) < 1024 or unit == "TiB":
-            break
-        number /= 1024
-    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

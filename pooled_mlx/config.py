@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from pooled_mlx.catalog import config_folder, format_size, nearest, parse_size
+from pooled_mlx.catalog import config_folder, nearest, parse_size
+from pooled_mlx.core.memory import format_size
 
 ENV_PREFIX = "POOLED_MLX_"
 TOKEN_ENV = "POOLED_TOKEN"

@@ -8,10 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pooled_mlx.catalog import builtin_folder, format_size, load_catalog  # noqa: E402
+from pooled_mlx.catalog import builtin_folder, load_catalog  # noqa: E402
 from pooled_mlx.config import GROUPS, TABLE, TOKEN_ENV, shown  # noqa: E402
 from pooled_mlx.core.card import ModelCard  # noqa: E402
-from pooled_mlx.engine.memory import CacheShape, DeviceFacts, DoesNotFitError, loaded_bytes, plan_memory  # noqa: E402
+from pooled_mlx.core.memory import CacheShape, DeviceFacts, DoesNotFitError, format_size, loaded_bytes, plan_memory  # noqa: E402
 
 
 def settings_page() -> str:

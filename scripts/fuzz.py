@@ -37,7 +37,7 @@ def engine_of(name: str) -> Iterator[Any]:
     if name == "fake":
         yield AnsweringEngine()
         return
-    from pooled_mlx.engine.gguf import convert_gguf
+    from pooled_mlx.store.gguf import convert_gguf
     from tests.fuzz.room import small_room
 
     embedded = ensure_model(load_catalog(builtin_folder()).cards[EMBEDDED_CARD], convert=convert_gguf)

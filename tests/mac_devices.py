@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pooled_mlx.engine.memory import GIB, DeviceFacts
+from pooled_mlx.core.memory import GIB, DeviceFacts
 
 
 def _mac(chip: str, gigabytes: int, recommended: int) -> DeviceFacts:

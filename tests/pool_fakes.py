@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pooled_mlx.engine.cuts import CutRule, checkpoints, pieces
+from pooled_mlx.core.cuts import CutRule, checkpoints, pieces
 from pooled_mlx.engine.pool import Boundary, Kind, Match, Pool, Segment
 
 RULE = CutRule(step=32, spacing=256, minimum=16)

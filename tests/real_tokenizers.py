@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pooled_mlx.engine.token_bytes import byte_alphabet
+from pooled_mlx.prompt.tokens import byte_alphabet
 from pooled_mlx.store.paths import models_folder
 
 _NOT_SPECIAL = frozenset({"<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"})

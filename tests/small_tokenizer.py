@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.tokens import Tokens
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 QWEN_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx, wrap_model
+from pooled_mlx.runner.model import LoadedModel, mx, wrap_model
 
 
 def qwen3_5_moe(vocab: int = 512, layers: int = 4, seed: int = 0) -> LoadedModel:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from pooled_mlx.api.body import clean
 from pooled_mlx.api.frames import data_frame
 from pooled_mlx.core.errors import ApiError, bad_request
+from pooled_mlx.core.limits import EFFORTS, MAX_TOP_K, NO_EFFORT
 from pooled_mlx.core.request import Effort, Sampling, Tool, ToolChoice, Turn
 
 MAX_OUTPUT_TOKENS = 65_536
@@ -24,8 +25,6 @@ MAX_FORMAT_CHARACTERS = 128_000
 MAX_STOPS = 4
 """On the OpenAI APIs; Anthropic's allows more."""
 MAX_STOP_CHARACTERS = 64
-MAX_TOP_K = 64
-EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _SHORT = reprlib.Repr()
@@ -223,7 +222,7 @@ def found_later_last(tools: Sequence[Tool], later: Sequence[str]) -> list[Tool]:
 
 def read_effort(word: str | None, field: str) -> tuple[Effort | None, str | None]:
     """The effort level that `word` names, and a warning where it names none: then the model's own level holds."""
-    if word is None or word in ("none", "minimal"):
+    if word is None or word in NO_EFFORT:
         return None, None
     for effort in EFFORTS:
         if word == effort:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pooled_mlx import __version__
-from pooled_mlx.catalog import format_size
 from pooled_mlx.connect import banner_lines
+from pooled_mlx.core.memory import format_size
 from pooled_mlx.core.ports import Engine
 from pooled_mlx.mac.address import reachable
 from pooled_mlx.server.settings import ServerSettings

@@ -15,8 +15,8 @@ from pooled_mlx.store import StoreError, resolve_model
 from pooled_mlx.store.ensure import local_folder
 
 if TYPE_CHECKING:
-    from pooled_mlx.engine.call_form import CallForm
-    from pooled_mlx.engine.memory import DeviceFacts
+    from pooled_mlx.core.memory import DeviceFacts
+    from pooled_mlx.prompt.call_form import CallForm
 
 
 class Refused(Exception):
@@ -49,7 +49,7 @@ def choose_card(settings: Settings, catalog: Catalog, facts: DeviceFacts) -> Mod
 
 def check_fit(facts: DeviceFacts, limit_bytes: int | None) -> Callable[[ModelCard], None]:
     """A check for `ensure_model`: refuses a model whose weights this machine cannot hold."""
-    from pooled_mlx.engine.memory import refuse_weights
+    from pooled_mlx.core.memory import refuse_weights
 
     def check(card: ModelCard) -> None:
         if text := refuse_weights(facts, card.weights_bytes, card.id, limit_bytes):
@@ -60,8 +60,8 @@ def check_fit(facts: DeviceFacts, limit_bytes: int | None) -> Callable[[ModelCar
 
 def convert(source: Path, target: Path) -> None:
     """GGUF to a model folder on this thread. Raises `StoreError`."""
-    from pooled_mlx.engine.gguf import GgufError, convert_gguf
-    from pooled_mlx.engine.mlx_backend import finish_work
+    from pooled_mlx.runner.model import finish_work
+    from pooled_mlx.store.gguf import GgufError, convert_gguf
 
     try:
         convert_gguf(source, target)
@@ -73,8 +73,8 @@ def convert(source: Path, target: Path) -> None:
 
 def call_form_of(card: ModelCard) -> CallForm | None:
     """How this model's tool calls are read, None where that is known after its download only. Raises `StoreError`."""
-    from pooled_mlx.engine.call_form import CallForm, folder_call_form
-    from pooled_mlx.engine.tokens import TokenizerError
+    from pooled_mlx.prompt.call_form import CallForm, folder_call_form
+    from pooled_mlx.prompt.tokens import TokenizerError
 
     if card.chat_format is not None:
         return CallForm(card.chat_format, True)

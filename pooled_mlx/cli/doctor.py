@@ -14,10 +14,10 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any, cast
 
 from pooled_mlx import __version__
-from pooled_mlx.catalog import CatalogError, format_size
+from pooled_mlx.catalog import CatalogError
 from pooled_mlx.cli.common import call_form_of, choose_card, load_user_catalog
 from pooled_mlx.config import ConfigError, Settings, add_flags, load_settings, resolve_token, token_file_is_open
-from pooled_mlx.engine.memory import DeviceFacts, Wired, wires_weights
+from pooled_mlx.core.memory import DeviceFacts, Wired, format_size, wires_weights
 from pooled_mlx.store import StoreError
 
 _LEAST_DISK = 2 * 1024**3
@@ -145,8 +145,8 @@ def _packages(settings: Settings) -> Iterator[Finding]:
 
 
 def _device(settings: Settings) -> Iterator[Finding]:
-    from pooled_mlx.engine.devices import read_device
-    from pooled_mlx.engine.mlx_backend import BLAS
+    from pooled_mlx.runner.devices import read_device
+    from pooled_mlx.runner.model import BLAS
 
     facts = read_device()
     text = f"{facts.name}, {format_size(facts.memory_bytes)} of memory, {format_size(facts.limit_bytes)} for a model"
@@ -167,7 +167,7 @@ def _device(settings: Settings) -> Iterator[Finding]:
 
 def _model(settings: Settings) -> Iterator[Finding]:
     from pooled_mlx.cli.models import facts_of
-    from pooled_mlx.engine.devices import read_device
+    from pooled_mlx.runner.devices import read_device
 
     try:
         catalog = load_user_catalog()

@@ -7,14 +7,15 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pooled_mlx.catalog import Catalog, format_size, pick_default
+from pooled_mlx.catalog import Catalog, pick_default
 from pooled_mlx.cli.common import Refused, call_form_of, check_fit, convert, load_user_catalog, plainly, table
 from pooled_mlx.core.card import ModelCard
+from pooled_mlx.core.memory import format_size
 from pooled_mlx.store import ensure_model, resolve_model
 from pooled_mlx.store.ensure import disk_state, remove_model, verify_model
 
 if TYPE_CHECKING:
-    from pooled_mlx.engine.memory import DeviceFacts
+    from pooled_mlx.core.memory import DeviceFacts
 
 _UNKNOWN_KV_BYTES = 131_072  # per token, where neither a card nor a loaded model says it: a dense model of 30 layers
 
@@ -39,7 +40,7 @@ def add(subparsers: Any) -> None:
 @plainly
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from pooled_mlx.engine.devices import read_device
+    from pooled_mlx.runner.devices import read_device
 
     catalog = load_user_catalog()
     if args.action == "list":
@@ -74,7 +75,7 @@ def _refuse_served(card: ModelCard) -> None:
 
 def fits(card: ModelCard, facts: DeviceFacts) -> tuple[int | None, str]:
     """(context in tokens that this machine can hold, "") or (None, why the model does not fit)."""
-    from pooled_mlx.engine.memory import CacheShape, DoesNotFitError, loaded_bytes, plan_memory
+    from pooled_mlx.core.memory import CacheShape, DoesNotFitError, loaded_bytes, plan_memory
 
     shape = CacheShape(card.kv_bytes_per_token or _UNKNOWN_KV_BYTES, card.state_bytes)
     weights = loaded_bytes(card.weights_bytes, facts.has_metal)
@@ -167,7 +168,7 @@ def _sampling(card: ModelCard, *, thinking: bool) -> str:
 
 
 def _pull(card: ModelCard, *, force: bool) -> None:
-    from pooled_mlx.engine.devices import read_device
+    from pooled_mlx.runner.devices import read_device
     from pooled_mlx.store.progress import TerminalBar
 
     check = (lambda card: None) if force else check_fit(read_device(), None)

@@ -23,13 +23,13 @@ from pooled_mlx.connect.target import Target
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Event, Failed, Finished
-from pooled_mlx.core.ports import Engine
-from pooled_mlx.engine.memory import DeviceFacts, Wired
-from pooled_mlx.engine.replay_script import ReplayScript
+from pooled_mlx.core.memory import DeviceFacts, Wired
+from pooled_mlx.core.ports import Engine, EngineSettings
 from pooled_mlx.mac.power import power_guard
 from pooled_mlx.mac.pressure import PressureWatch, system_pressure
 from pooled_mlx.metrics import METRICS_CONTENT_TYPE, Metrics, RequestWatch, render_metrics
 from pooled_mlx.page import page_html
+from pooled_mlx.replay.script import ReplayScript
 from pooled_mlx.server.app import create_app
 from pooled_mlx.server.hooks import Hooks
 from pooled_mlx.server.serve import StopSignal, port_of, serve
@@ -150,13 +150,14 @@ class Server:
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def _make_room(self, ready: Ready, on_dead: Callable[[str], None]) -> Any:
-        from pooled_mlx.engine.mlx_backend import BLAS
-        from pooled_mlx.engine.room import RoomSettings, open_room
+        from pooled_mlx.engine.engine import open_engine
+        from pooled_mlx.runner.model import BLAS
+        from pooled_mlx.runner.start import MlxSource
 
         if sys.platform == "linux" and BLAS is None:
             _log.info("OpenBLAS is not installed: for a 30 times faster CPU backend apt-get install libopenblas0-pthread")
         settings = self._settings
-        room_settings = RoomSettings(
+        room_settings = EngineSettings(
             context_tokens=settings.context,
             max_queue=settings.max_queue,
             max_running=settings.max_running,
@@ -169,13 +170,13 @@ class Server:
             steps_file=cache_folder() / "steps.json",
         )
         if self._script is None:
-            room = open_room(ready.card, ready.folder, room_settings, on_dead=on_dead)
+            room = open_engine(ready.card, ready.folder, room_settings, MlxSource(), on_dead=on_dead)
             if notice := room.call_form.notice:
                 _log.warning("%s: %s", ready.card.id, notice)
             return room
-        from pooled_mlx.engine.replay import open_replay_room
+        from pooled_mlx.replay.engine import open_replay_engine
 
-        return open_replay_room(self._script, ready.folder, cache_folder() / "replay", room_settings, on_dead=on_dead)
+        return open_replay_engine(self._script, ready.folder, cache_folder() / "replay", room_settings, on_dead=on_dead)
 
     def _report(self, progress: Progress, bar: TerminalBar) -> None:
         if self._stopping.is_set():

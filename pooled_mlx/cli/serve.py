@@ -20,8 +20,8 @@ from pooled_mlx.log import set_up_logging
 from pooled_mlx.store import StoreError
 
 if TYPE_CHECKING:
-    from pooled_mlx.engine.memory import DeviceFacts
-    from pooled_mlx.engine.replay_script import ReplayScript
+    from pooled_mlx.core.memory import DeviceFacts
+    from pooled_mlx.replay.script import ReplayScript
 
 _log = logging.getLogger("pooled.serve")
 
@@ -85,7 +85,7 @@ def _serve(settings: Settings) -> int:
         _log.warning("other users of this machine can read the token file %s: chmod 600 it", settings.token_file)
     # The hub's client reads this when it is imported: a model server calls nobody to report its use.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from pooled_mlx.engine.devices import read_device
+    from pooled_mlx.runner.devices import read_device
 
     facts = read_device()
     script = _script(settings)
@@ -109,7 +109,7 @@ def _script(settings: Settings) -> ReplayScript | None:
     """The scripted answers of --replay. Raises `Refused` for a file that cannot be read or has a wrong line."""
     if settings.replay is None:
         return None
-    from pooled_mlx.engine.replay_script import ReplayScript, ScriptError, parse_script
+    from pooled_mlx.replay.script import ReplayScript, ScriptError, parse_script
 
     try:
         return ReplayScript(parse_script(Path(settings.replay).expanduser().read_text(encoding="utf-8")))
@@ -121,7 +121,7 @@ def _script(settings: Settings) -> ReplayScript | None:
 
 def _card(settings: Settings, facts: DeviceFacts) -> ModelCard:
     if settings.replay is not None:
-        from pooled_mlx.engine.replay import REPLAY_CARD
+        from pooled_mlx.replay.engine import REPLAY_CARD
 
         return REPLAY_CARD
     card = choose_card(settings, load_user_catalog(), facts)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pooled_mlx import __version__
-from pooled_mlx.catalog import format_size
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import ApiError, ErrorKind, not_ready
+from pooled_mlx.core.memory import format_size
 from pooled_mlx.core.ports import Engine, Generation, ModelInfo, Prepared
 from pooled_mlx.core.request import Request
 from pooled_mlx.store import Progress

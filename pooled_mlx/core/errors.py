@@ -31,6 +31,10 @@ class ErrorKind(Enum):
         return self.value < 500 and self is not ErrorKind.QUEUE_FULL
 
 
+class OwnFault(RuntimeError):
+    """What goes wrong with one request's answer and says nothing about the engine."""
+
+
 class ApiError(Exception):
     """A refusal or failure with everything a client needs to act on it.
 

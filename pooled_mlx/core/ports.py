@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from pooled_mlx.core.events import Event
+from pooled_mlx.core.memory import Wired
 from pooled_mlx.core.request import Request
 
 
@@ -25,6 +27,25 @@ class ModelInfo:
     def public_id(self) -> str:
         """The id in `/v1/models` and in every answer."""
         return f"pooled/{self.card_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How an engine runs. None means: chosen from the card and the machine. Sizes in tokens, bytes, rows.
+
+    `seed` fixes the draws of all requests. `steps_file` keeps the measured prefill steps.
+    """
+
+    context_tokens: int | None = None
+    max_queue: int = 8
+    max_running: int = 4
+    prefill_step: int | None = None
+    prefill_share: float = 0.33
+    pool_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    wired: Wired = "auto"
+    seed: int | None = None
+    steps_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +76,7 @@ class Generation(Protocol):
 
 
 class Engine(Protocol):
-    """The room: one model, one loop."""
+    """One model, one loop."""
 
     @property
     def model(self) -> ModelInfo:

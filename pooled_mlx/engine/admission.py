@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from pooled_mlx.chat_formats.base import ChatFormat
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import bad_request, prompt_too_long
+from pooled_mlx.core.limits import MAX_TOP_K
+from pooled_mlx.core.memory import MemoryPlan
 from pooled_mlx.core.ports import Prepared
-from pooled_mlx.core.request import Request
+from pooled_mlx.core.request import Request, Tool
+from pooled_mlx.core.runner import SamplingParameters
 from pooled_mlx.engine.channel import Channel
-from pooled_mlx.engine.faults import Faults
-from pooled_mlx.engine.grammars import Grammars
-from pooled_mlx.engine.memory import MemoryPlan
-from pooled_mlx.engine.prompt import Prompt, PromptBuilder
-from pooled_mlx.engine.reasons import PromptFacts, prompt_facts
-from pooled_mlx.engine.replay_script import ScriptedAnswer, ScriptedAnswers
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.sampler import MAX_TOP_K, SamplingParameters
-from pooled_mlx.grammar.answer import AnswerGrammar
-from pooled_mlx.grammar.match import CompiledGrammar
+from pooled_mlx.engine.row import Bounds, Hook, Pace, Row
+from pooled_mlx.grammar.answer import AnswerGrammar, answer_grammar
+from pooled_mlx.grammar.match import CompiledGrammar, Compiler, Constraint, GrammarTokenizer
+from pooled_mlx.prompt.prompt import Prompt, PromptBuilder
+from pooled_mlx.prompt.reasons import PromptFacts, prompt_facts
+from pooled_mlx.prompt.tokens import Tokens
 from pooled_mlx.text.answer_stream import AnswerStream
 from pooled_mlx.text.tokens import TokenTable
+
+_log = logging.getLogger("pooled.grammar")
 
 DEFAULT_OUTPUT_TOKENS = 16_384
 MOST_OUTPUT_TOKENS = 65_536
@@ -35,6 +38,83 @@ _CHARACTERS_PER_TOKEN = 8
 _FORCED_THINKING_TOKENS = 4096
 
 
+class Grammars:
+    """Makes and compiles answer grammars. Safe to use from any worker thread."""
+
+    def __init__(self, tokenizer: GrammarTokenizer, chat_format: ChatFormat) -> None:
+        self._format = chat_format
+        self._compiler = Compiler(tokenizer)
+
+    @classmethod
+    def load(cls, folder: Path, chat_format: ChatFormat, *, n_vocab: int, eos_ids: Sequence[int]) -> Grammars | None:
+        """The grammars of a model folder; None, with a warning, when its tokenizer cannot be used for any.
+
+        Takes seconds for a large vocabulary.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            return None
+        try:
+            text = path.read_text(encoding="utf-8")
+            return cls(GrammarTokenizer(text, n_vocab=n_vocab, eos_ids=eos_ids), chat_format)
+        except Exception as error:
+            _log.warning("%s cannot be used with grammars (%s): calls are not held to their schemas", path, error)
+            return None
+
+    def compile(self, request: Request, tools: tuple[Tool, ...], *, reasoning_open: bool) -> AnswerGrammar:
+        """The grammar of a request's answer, and what it does not enforce.
+
+        `tools` are the request's tools in the order of the prompt. Raises `ApiError` (400).
+        """
+        return answer_grammar(request, self._format, self._compiler, tools, reasoning_open=reasoning_open)
+
+
+class Scripted(Protocol):
+    """One scripted answer."""
+
+    @property
+    def free(self) -> bool:
+        """True when no grammar holds it."""
+        ...
+
+    def under(self, request: Request, constraint: Constraint) -> Scripted:
+        """The same in tokens that a fresh `constraint` takes. Raises `ApiError`."""
+        ...
+
+    def hook(self) -> Hook:
+        """What makes a row say it."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Tokens that the row begins with, read at once."""
+        ...
+
+
+class Scripts(Protocol):
+    """Where scripted answers come from."""
+
+    def answer(self, request: Request) -> Scripted | None:
+        """The next answer to such a request, None to let the model answer. Raises `ApiError`."""
+        ...
+
+
+class Rehearsal(Protocol):
+    """An engine whose answers are scripted, as slow as their author asked."""
+
+    def scripts(self, tokens: Tokens) -> Scripts:
+        """The answers in the tokens of one vocabulary."""
+        ...
+
+    @property
+    def pace(self) -> Pace:
+        """The slowness."""
+        ...
+
+    def hurry(self) -> None:
+        """Be slow no more: the engine stops. Called by any thread."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Payload:
     """What `Admission.prepare` found out: the engine's own part of a `Prepared`."""
@@ -43,13 +123,13 @@ class Payload:
     facts: PromptFacts
     context_limited: bool
     grammar: CompiledGrammar | None = None
-    script: ScriptedAnswer | None = None
+    script: Scripted | None = None
 
 
 class Admission:
     """Checks requests and makes rows. `prepare` and `count` are CPU work and safe in any worker thread.
 
-    `script` answers every request with scripted text; `grammars` is None for models whose tokenizer llguidance cannot read.
+    `scripts` answer every request with scripted text; `grammars` is None for models whose tokenizer llguidance cannot read.
     """
 
     def __init__(
@@ -60,11 +140,11 @@ class Admission:
         table: TokenTable,
         *,
         grammars: Callable[[], Grammars | None],
-        script: ScriptedAnswers | None = None,
+        scripts: Scripts | None = None,
         seed: int | None = None,
     ) -> None:
         self._card, self._builder, self._format, self._table = card, builder, chat_format, table
-        self._grammars, self._script, self._seed = grammars, script, seed
+        self._grammars, self._scripts, self._seed = grammars, scripts, seed
         ids = {name: index for index, name in table.name_of_added.items()}
         self._close_thinking_id = ids.get(chat_format.end_of_thought or "")
 
@@ -82,9 +162,9 @@ class Admission:
         fit = plan.fits(count, most)
         if not fit.ok:
             raise bad_request(f"T{fit.refusal()[1:]}.", code="context_length_exceeded")
-        script = self._script.answer(request) if self._script is not None else None
+        script = self._scripts.answer(request) if self._scripts is not None else None
         held = AnswerGrammar(None)
-        if script is None or not script.line.free:
+        if script is None or not script.free:
             held = self._grammar(request, prompt)
         if script is not None and held.compiled is not None:
             script = script.under(request, held.compiled.matcher())
@@ -110,16 +190,17 @@ class Admission:
             prompt=prompt,
             channel=channel,
             answer=answer,
-            sampling=self._sampling(request),
+            bounds=Bounds(
+                sampling=self._sampling(request),
+                eos_ids=self._table.eos_ids,
+                close_thinking_id=self._close_thinking_id if script is None else None,
+                thinking_budget=self._thinking_budget(prepared),
+                context_limited=payload.context_limited,
+            ),
             max_tokens=prepared.max_output_tokens,
-            context_limited=payload.context_limited,
-            eos_ids=self._table.eos_ids,
-            close_thinking_id=self._close_thinking_id if script is None else None,
-            thinking_budget=self._thinking_budget(prepared),
             constraint=constraint,
-            script=script.cursor() if script is not None else None,
-            fault=script.line.faults if script is not None and script.line.faults != Faults() else None,
-            forced=list(script.forced) if script is not None else [],
+            hook=script.hook() if script is not None else None,
+            forced=script.forced() if script is not None else [],
             projected_bytes=plan.fits(prepared.prompt_tokens, prepared.max_output_tokens).needed_bytes,
         )
 

@@ -13,8 +13,8 @@ from collections.abc import Container, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from pooled_mlx.engine.cuts import CutRule
-from pooled_mlx.engine.segment_tree import Segment, resume_points
+from pooled_mlx.core.cuts import CutRule
+from pooled_mlx.engine.tree import Segment, resume_points
 
 HALF_LIFE_SECONDS = 300.0
 """After this time without use a segment is worth half."""

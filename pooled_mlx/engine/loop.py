@@ -1,6 +1,7 @@
 """The engine's loop: one prefill piece, then decode steps, then the next piece; rows join and leave at any time.
 
-`Loop.turn` is synchronous and owns every MLX array; `engine/thread.py` calls it. Nothing here knows HTTP or asyncio.
+A turn is: `schedule` says what is due, the runner computes it, the rows take it. `Loop.turn` is synchronous; `engine/thread.py`
+calls it. Nothing here knows HTTP, asyncio or MLX.
 """
 
 from __future__ import annotations
@@ -10,36 +11,31 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Protocol
 
 from pooled_mlx.core.errors import ApiError, engine_failed
-from pooled_mlx.core.events import Prefill as PrefillEvent
-from pooled_mlx.core.events import Queued
-from pooled_mlx.engine.cuts import CutRule
-from pooled_mlx.engine.endings import OWN_FAULTS, Counters, Endings
-from pooled_mlx.engine.finish import NotFinite
-from pooled_mlx.engine.group import DecodeGroup, padding_bytes
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
+from pooled_mlx.core.events import Prefill, Queued
+from pooled_mlx.core.runner import Runner
+from pooled_mlx.engine.failures import OWN_FAULTS, Counters, Failures
+from pooled_mlx.engine.keep import Keeper, NotFinite
+from pooled_mlx.engine.ledger import Ledger
 from pooled_mlx.engine.pool import Match, Pool
-from pooled_mlx.engine.prefill import Prefill
-from pooled_mlx.engine.prefill_order import PrefillOrder
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.share import Share, pause
-from pooled_mlx.engine.slots import Guarded, Observer, Slots
+from pooled_mlx.engine.row import Pace, Row, Stage
+from pooled_mlx.engine.schedule import Share, View, padding, schedule
+from pooled_mlx.prompt.exact_ids import agreement
 
 _log = logging.getLogger("pooled.engine")
 
 _CLEAR_EVERY = 512
-"""Pieces and steps between returns of MLX's unused buffers: the number of live Metal buffers is limited."""
-
+"""Pieces and steps between returns of unused memory: the number of live Metal buffers is limited."""
 _SETTLE_EVERY = 64  # decode steps between counts of what growing caches take
+_WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """`prefill_share`: part of its own speed that a running stream keeps while others prefill. Sizes in rows, events, bytes.
-
-    `known_tokens` is the number of ids that the tokenizer knows; None: all that the model has logits for.
+    """`prefill_share`: part of its own speed that a running stream keeps while others prefill. Sizes in rows, events, bytes:
+    `token_bytes` is the K/V of one token, `state_bytes` what a row takes whatever its length.
     """
 
     max_running: int = 4
@@ -50,45 +46,67 @@ class LoopSettings:
     padding_limit: float = 1.5
     token_bytes: int = 1
     state_bytes: int = 0
-    known_tokens: int | None = None
 
 
 class EngineDead(Exception):
     """The engine cannot go on; the process must end with an error so that its supervisor starts it again."""
 
 
+class Observer(Protocol):
+    """What the loop tells about its work; called on the engine thread, must be quick. What it raises is logged."""
+
+    def started(self, row: Row) -> None:
+        """The row left the queue."""
+
+    def token(self, row: Row, count: int) -> None:
+        """The row reported `count` tokens."""
+
+    def prefilled(self, row: Row, tokens: int, seconds: float) -> None:
+        """A piece was read."""
+
+    def ended(self, row: Row, error: ApiError | None) -> None:
+        """The row is over."""
+
+
+class Batch:
+    """Rows that take their steps together, and the number of the cache they share."""
+
+    def __init__(self, rows: list[Row], cache: int) -> None:
+        self.rows, self.cache = rows, cache
+
+
 class Loop:
     """The running rows and the order in which they get the machine. Owned by the engine thread.
 
-    `hurried` may be set by any thread: scripted pauses end at once. `clock` gives seconds and never goes back; all that the
-    loop decides by time is decided by it.
+    `clock` gives seconds and never goes back; all that the loop decides by time is decided by it.
     """
 
     def __init__(
         self,
-        model: LoadedModel,
+        runner: Runner,
         pool: Pool,
-        rule: CutRule,
         settings: LoopSettings,
         observer: Observer,
         remember: Callable[[Row], None],
         explain: Callable[[Row, Match], None] = lambda row, match: None,
         after_turn: Callable[[bool], None] = lambda idle: None,
+        pace: Pace = lambda rows, what, tokens: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.model, self.pool, self.rule, self.settings = model, pool, rule, settings
-        self._observer, self._explain, self._after_turn, self._clock = Guarded(observer), explain, after_turn, clock
-        self.slots = Slots(pool, self._observer, remember, lambda: self.groups, settings.token_bytes)
+        self.runner, self.pool, self.settings, self._clock = runner, pool, settings, clock
+        self._observer, self._explain, self._after_turn, self._pace = observer, explain, after_turn, pace
+        self.ledger = Ledger(runner, pool, settings.token_bytes)
+        self.keeper = Keeper(pool, self.ledger, runner, remember, self._closed)
         self.counters = Counters()
-        self._endings = Endings(self.slots, self.counters)
+        self.share = Share(settings.prefill_share)
+        self._failures = Failures(self.keeper, self.counters)
+        self._words = -(-runner.facts.vocab_size // _WORD_BITS)
         self.waiting: deque[Row] = deque()
-        self.prefills: list[Prefill] = []
-        self.groups: list[DecodeGroup] = []
+        self.reading: list[Row] = []
+        self.batches: list[Batch] = []
         self.parked: list[Row] = []
-        self.hurried = False
-        self._order = PrefillOrder()
-        self._share = Share(settings.prefill_share)
-        self._next_group = 0
+        self._skipped = 0
+        self._next_batch = 0
         self._since_clear = 0
 
     # --- what others ask
@@ -96,17 +114,16 @@ class Loop:
     @property
     def running(self) -> list[Row]:
         """Rows that hold a slot."""
-        rows = [prefill.row for prefill in self.prefills]
-        return [*rows, *(row for group in self.groups for row in group.rows), *self.parked]
+        return [*self.reading, *(row for batch in self.batches for row in batch.rows), *self.parked]
 
     @property
     def busy(self) -> bool:
         """True when `turn` has something to do now."""
-        return bool(self.waiting or self.prefills or self.groups or self.parked)
+        return bool(self.waiting or self.reading or self.batches or self.parked)
 
     def submit(self, row: Row) -> None:
         """Put a row at the end of the queue."""
-        row.submitted_at = row.submitted_at or self._clock()
+        row.times.submitted = row.times.submitted or self._clock()
         self.waiting.append(row)
         ahead = len(self.waiting) - 1
         if ahead or len(self.running) >= self.settings.max_running:
@@ -114,8 +131,9 @@ class Loop:
 
     def set_pool_budget(self, budget_bytes: int) -> None:
         """Change what the pool may take and give back what is freed at once."""
-        self.slots.set_budget(budget_bytes)
-        mx.clear_cache()
+        self.pool.set_budget(budget_bytes)
+        self.ledger.settle()
+        self.runner.clear_unused()
 
     # --- one turn
 
@@ -123,54 +141,77 @@ class Loop:
         """At most one prefill piece and one decode step. Failures end rows; raises `EngineDead` when the reset fails."""
         self._drop_cancelled()
         self._admit()
-        self._unpark()
-        if self.prefills and self._share.piece_is_due(len(self.groups)):
-            self._read_piece()
-        if self.groups:
+        rows = [*self.parked, *self.reading]
+        settings, due = self.settings, self.share.piece_is_due(len(self.batches))
+        plan = schedule(
+            [self._view(row) for row in rows],
+            piece_is_due=due,
+            skipped=self._skipped,
+            below=settings.park_below,
+            limit_seconds=settings.park_limit_seconds,
+        )
+        for place in plan.late:
+            self.parked.remove(rows[place])
+            late = engine_failed("The client did not read its answer for too long; it was stopped.")
+            self.keeper.finish(rows[place], late)
+        for place in plan.resume:
+            self.parked.remove(rows[place])
+            self._resume(rows[place])
+        self._skipped = plan.skipped
+        if plan.read is not None:
+            self._read_piece(rows[plan.read])
+        if self.batches:
             self._decode()
-        elif self.parked and not self.prefills:
+        elif self.parked and not self.reading:
             time.sleep(0.005)  # every row waits for its reader; the readers wake nobody
         if self._since_clear >= _CLEAR_EVERY:
             self._since_clear = 0
-            mx.clear_cache()
-        self._report()
+            self.runner.clear_unused()
+        self._tell(self._after_turn, not self.busy)
 
-    def _report(self) -> None:
-        try:
-            self._after_turn(not self.busy)
-        except Exception:
-            _log.exception("the report of the engine failed")
+    def _view(self, row: Row) -> View:
+        """A row as the schedule sees it."""
+        if row.stage is Stage.PARKED:
+            stalled = row.hook is not None and row.hook.stalled(len(row.out))
+            return View(row.stage, backlog=row.channel.backlog, idle_seconds=self._clock() - row.times.parked, stalled=stalled)
+        length, begun = len(row.prompt.ids) + len(row.out), row.cache is not None
+        return View(row.stage, length - row.position, begun, not begun and self._waits_for_twin(row))
+
+    def _waits_for_twin(self, row: Row) -> bool:
+        """True while another prompt that is being read will soon have stored more of this one than the pool holds."""
+        for other in self.reading:
+            if other is not row and other.cache is not None and other.hold is not None:
+                ids = row.ids
+                shared = min(agreement(ids, other.ids), len(ids) - 1)
+                ahead = (piece.end for piece in other.hold.pieces if piece.checkpoint or piece.end == other.hold.fork)
+                if any(end <= shared for end in ahead):
+                    return True
+        return False
 
     def _drop_cancelled(self) -> None:
         gone = [row for row in self.waiting if row.cancelled]
         for row in gone:
             self.waiting.remove(row)
-            self.slots.close(row, None)
+            self.keeper.close(row, None)
         if gone:
             self._tell_the_queue()
-        for prefill in [prefill for prefill in self.prefills if prefill.row.cancelled]:
-            self.prefills.remove(prefill)
-            if prefill.started:
-                self.slots.finish(prefill.row, prefill.row.caches or [])
-            else:
-                self.slots.close(prefill.row, None)
-        for row in [row for row in self.parked if row.cancelled]:
-            self.parked.remove(row)
-            self.slots.finish(row, row.caches or [])
-        for group in list(self.groups):
-            if cancelled := [row for row in group.rows if row.cancelled]:
-                self._take_out(group, cancelled)
+        for rows in (self.reading, self.parked):
+            for row in [row for row in rows if row.cancelled]:
+                rows.remove(row)
+                self.keeper.finish(row)
+        for batch in list(self.batches):
+            if cancelled := [row for row in batch.rows if row.cancelled]:
+                self._take_out(batch, cancelled)
 
     def _admit(self) -> None:
         before = len(self.waiting)
         while self.waiting and len(self.running) < self.settings.max_running:
             row = self.waiting[0]
-            if not self.slots.admit(row, alone=not self.running):
+            if not self.keeper.admit(row, self._clock(), alone=not self.running):
                 break
             self.waiting.popleft()
-            row.started_at = self._clock()
-            self._observer.started(row)
-            self.prefills.append(Prefill(self.model, self.pool, self.rule, row))
+            self.reading.append(row)
+            self._tell(self._observer.started, row)
         if len(self.waiting) < before:
             self._tell_the_queue()
 
@@ -178,108 +219,189 @@ class Loop:
         for ahead, row in enumerate(self.waiting):
             row.channel.put(Queued(ahead))
 
-    # --- prefill
+    @staticmethod
+    def _tell(note: Callable[..., None], *facts: object) -> None:
+        """Tell somebody who only listens. What goes wrong there costs nobody an answer."""
+        try:
+            note(*facts)
+        except Exception:
+            _log.exception("what the engine did could not be noted")
 
-    def _read_piece(self) -> None:
-        prefill = self._order.next(self.prefills)
-        if prefill is None:
-            return
-        row = prefill.row
+    def _closed(self, row: Row, error: ApiError | None) -> None:
+        self._tell(self._observer.ended, row, error)
+
+    # --- reading prompts
+
+    def _read_piece(self, row: Row) -> None:
         began = self._clock()
         try:
-            if not prefill.started:
-                self.slots.accounts.make_way(row)
-                prefill.restore(lambda match: self.slots.take_hot(row, match))
-                self._tell_why(prefill)
-                self._tell_progress(prefill)
+            if row.cache is None:
+                match = self.keeper.restore(row)
+                if not row.out:
+                    self._tell(self._explain, row, match)
+                self._tell_progress(row)
             before = row.position
-            done = prefill.piece()
-            self.slots.settle()
-            self._pause([row], "prefill", row.position - before)
+            done = self.keeper.read(row)
+            self.ledger.settle()
+            tokens = row.position - before
+            self._pace([row], "prefill", tokens)
             self.counters.pieces += 1
-            self.counters.prefilled_tokens += row.position - before
-            self._tell_progress(prefill)
-            self._observer.prefilled(row, row.position - before, self._clock() - began)
+            self.counters.prefilled_tokens += tokens
+            self._tell_progress(row)
+            self._tell(self._observer.prefilled, row, tokens, self._clock() - began)
             if done:
-                self.prefills.remove(prefill)
+                self.reading.remove(row)
                 row.plan_forced()
-                self._start_decoding(row, prefill.logits)
+                assert row.cache is not None
+                self.runner.choose(row.cache, [row.shape(0, self._words)])
+                self._start_writing(row)
         except EngineDead:
             raise
         except Exception as error:
-            if prefill in self.prefills:
-                self.prefills.remove(prefill)
+            if row in self.reading:
+                self.reading.remove(row)
             self._end_or_rebuild(row, error)
         self._since_clear += 1
-        self._share.piece_read(self._clock() - began)
+        self.share.piece_read(self._clock() - began)
 
-    def _tell_why(self, prefill: Prefill) -> None:
-        """Explain the first reading of a prompt. What goes wrong there costs the explanation only."""
-        if prefill.row.out:
-            return
-        try:
-            self._explain(prefill.row, prefill.match)
-        except Exception:
-            _log.exception("request %s: its use of the pool could not be explained", prefill.row.id)
-
-    def _tell_progress(self, prefill: Prefill) -> None:
-        row = prefill.row
+    def _tell_progress(self, row: Row) -> None:
         if not row.out:  # a rebuilt row's client has part of its answer
-            row.channel.put(PrefillEvent(row.position, len(prefill.ids), row.cached_tokens))
+            row.channel.put(Prefill(row.position, len(row.prompt.ids), row.cached_tokens))
 
-    def _start_decoding(self, row: Row, start: Any) -> None:
-        """`start` is the logits after the row's last token, or the pending token that it was parked with."""
-        assert row.caches is not None
-        row.decoding = True
-        caches, row.caches = row.caches, []  # the group's from now on
-        new = DecodeGroup(self.model, row, caches, start, self.rule.step, self.settings.known_tokens)
-        group = next((group for group in self.groups if self._fit_together(group, new)), None)
-        if group is None:
-            self.groups.append(new)
-            return
-        members = [*group.rows, row]
+    # --- batches
+
+    def _resume(self, row: Row) -> None:
+        """A parked row goes on."""
         try:
-            for member in members:
-                self.slots.own_copies(member)
-            group.join(new)
-            self.slots.settle()
+            self._start_writing(row)
+        except EngineDead:
+            raise
         except Exception as error:
-            self.groups.remove(group)
+            self._rebuild([row], error)
+
+    def _start_writing(self, row: Row) -> None:
+        """The row's first token is chosen, or the one that it was parked with: let it write, with others where that fits."""
+        assert row.cache is not None
+        batch = next((batch for batch in self.batches if self._fit_together(batch, row)), None)
+        row.to(Stage.WRITING)
+        if batch is None:
+            self.batches.append(Batch([row], row.cache))
+            return
+        members = [*batch.rows, row]
+        try:
+            self._place(batch, members, self.ledger.join(batch.cache, row.cache))
+            self.ledger.settle()
+        except Exception as error:
+            self.batches.remove(batch)
+            self._lose(batch)
             self._rebuild(members, error)
 
-    def _fit_together(self, group: DecodeGroup, new: DecodeGroup) -> bool:
-        settings, rows = self.settings, [*group.rows, *new.rows]
-        padding = padding_bytes(group, new, settings.token_bytes, settings.state_bytes, settings.padding_limit)
-        return padding is not None and self.slots.accounts.make_room_for_batch(rows, padding)
+    @staticmethod
+    def _place(batch: Batch, rows: list[Row], cache: int) -> None:
+        batch.rows, batch.cache = rows, cache
+        for row in rows:
+            row.cache = cache
 
-    # --- decode
+    def _lose(self, batch: Batch) -> None:
+        """Nothing can be done with the cache of a batch any more."""
+        if len(batch.rows) > 1:
+            self.ledger.free(batch.cache)
+            for row in batch.rows:
+                row.cache = None if row.cache == batch.cache else row.cache
+
+    def _fit_together(self, batch: Batch, row: Row) -> bool:
+        """True when a batch of these is possible, wastes little and finds room.
+
+        A row that is read again after a failed step goes on alone: it may have been its fault, and another one ends it.
+        """
+        settings, rows = self.settings, [*batch.rows, row]
+        assert row.cache is not None
+        if any(member.retried for member in rows) or not self.runner.can_join(batch.cache, row.cache):
+            return False
+        sizes = [member.position for member in rows]
+        bytes_ = padding(sizes, settings.token_bytes, settings.state_bytes, settings.padding_limit)
+        return bytes_ is not None and self.ledger.room_for_batch(rows, bytes_[0])
 
     def _decode(self) -> None:
-        self._next_group %= len(self.groups)
-        group = self.groups[self._next_group]
-        self._next_group += 1
+        self._next_batch %= len(self.batches)
+        batch = self.batches[self._next_batch]
+        self._next_batch += 1
         began = self._clock()
         try:
-            group.step(self._take_all)
-            while run := self._planned(group):
-                for row, token in run:
-                    self._take_all([(row, token)])
+            self._step(batch)
         except Exception as error:
-            self.groups.remove(group)
-            self._rebuild(group.rows, error)
+            self.batches.remove(batch)
+            rows = batch.rows
+            self._lose(batch)
+            self._rebuild(rows, error)
             return
         self.counters.steps += 1
         if self.counters.steps % _SETTLE_EVERY == 0:
-            self.slots.settle()
-        if leaving := [row for row in group.rows if row.broken is not None or row.finish is not None or self._must_leave(row)]:
-            self._take_out(group, leaving)
+            self.ledger.settle()
+        if leaving := [row for row in batch.rows if row.broken is not None or row.finish is not None or self._must_leave(row)]:
+            self._take_out(batch, leaving)
         self._since_clear += 1
-        self._share.step_taken(self._clock() - began)
+        self.share.step_taken(self._clock() - began)
 
-    def _take_all(self, taken: Sequence[tuple[Row, int | None]]) -> None:
-        for row, token in taken:
+    def _step(self, batch: Batch) -> None:
+        """One pass for a batch, and its rows' next choices.
+
+        Rows that need no synchronisation have the choice after next queued before a token is read. Others are read while the
+        pass runs, and choose then: no overlap is lost but that of the choice itself. A first token does not wait until the
+        pass after it is queued: where queues are short, that takes as long as the pass.
+        """
+        rows, runner = batch.rows, self.runner
+        first = not all(row.out for row in rows)
+        if first:
+            self._take_all(rows, runner.take(batch.cache))
+        runs = [None] * len(rows)
+        if first or any(row.needs_sync or row.forced for row in rows):
+            runner.step(batch.cache, runs)
+            self._read(rows, 1)
+            if not first:
+                self._take_all(rows, runner.take(batch.cache))
+            self._plan(rows)
+            if forced := self._forced_run(rows):
+                runner.step(batch.cache, [forced])
+                self._read(rows, len(forced))
+                for token in forced:
+                    self._take_all(rows, [token])
+                self._plan(rows)
+            runner.choose(batch.cache, [row.shape(0, self._words) for row in rows])
+        else:
+            runner.step(batch.cache, runs, [row.shape(1, self._words) for row in rows])
+            self._read(rows, 1)
+            self._take_all(rows, runner.take(batch.cache))
+            self._plan(rows)
+
+    @staticmethod
+    def _read(rows: Sequence[Row], tokens: int) -> None:
+        for row in rows:
+            row.position += tokens
+
+    def _forced_run(self, rows: Sequence[Row]) -> list[int]:
+        """What a row alone must say next: one run a step, read in one pass as long as a piece."""
+        row = rows[0]
+        if len(rows) > 1 or row.finish is not None or row.broken is not None or len(row.forced) < 2:
+            return []
+        length = min(self.pool.rule.step, row.max_tokens - len(row.out))
+        run, row.forced = row.forced[:length], row.forced[length:]
+        return run
+
+    @staticmethod
+    def _plan(rows: Sequence[Row]) -> None:
+        """Ask every row what must come next."""
+        for row in rows:
+            if row.broken is None:
+                try:
+                    row.plan_forced()
+                except Exception as error:
+                    row.broken = error
+
+    def _take_all(self, rows: Sequence[Row], tokens: Sequence[int | None]) -> None:
+        for row, token in zip(rows, tokens, strict=True):
             self._take(row, token)
-        self._pause([row for row, _ in taken], "token", 1)
+        self._pace(rows, "token", 1)
 
     def _take(self, row: Row, token: int | None) -> None:
         """One token of one row. Whatever goes wrong here is this row's own."""
@@ -288,80 +410,50 @@ class Loop:
         try:
             if token is None:
                 raise NotFinite("logits are not finite")
-            if row.fault is not None:
-                row.fault.raise_if_due(len(row.out))
             events = row.take(token)
-            row.last_token_at = self._clock()
-            row.first_token_at = row.first_token_at or row.last_token_at
+            row.times.last_token = self._clock()
+            row.times.first_token = row.times.first_token or row.times.last_token
             row.emit(events)
             self.counters.tokens += 1
-            self._observer.token(row, 1)
-            self.slots.drop_suspect(row)
+            self._tell(self._observer.token, row, 1)
+            self.keeper.drop_suspect(row)
             if row.finish is not None:
-                row.end(self.slots.remember)
+                row.end(self.keeper.remember)
         except Exception as error:
             row.broken = error
 
-    def _planned(self, group: DecodeGroup) -> Sequence[tuple[Row, int]]:
-        """Ask every row what must come next, and let the group choose; returns what it read ahead."""
-        for row in group.rows:
-            if row.broken is None:
-                try:
-                    row.plan_forced()
-                except Exception as error:
-                    row.broken = error
-        return group.settle()
-
     def _must_leave(self, row: Row) -> bool:
-        stalled = row.fault is not None and row.fault.is_due("stall", len(row.out))
+        stalled = row.hook is not None and row.hook.stalled(len(row.out))
         return row.cancelled or stalled or row.channel.backlog > self.settings.park_above
 
-    def _take_out(self, group: DecodeGroup, leaving: Sequence[Row]) -> None:
-        members = list(group.rows)
+    def _take_out(self, batch: Batch, leaving: Sequence[Row]) -> None:
+        members = list(batch.rows)
         try:
-            caches = group.remove(leaving)
+            gone, rest = self.ledger.leave(batch.cache, [place for place, row in enumerate(members) if row in leaving])
+            stay = [row for row in members if row not in leaving]
+            if rest is not None and len(stay) == 1 and stay[0].hold is not None:
+                self.ledger.adopt(stay[0].hold.copies, rest)
         except Exception as error:
-            self.groups.remove(group)
+            self.batches.remove(batch)
+            self._lose(batch)
             self._rebuild(members, error)
             return
-        if not group.rows:
-            self.groups.remove(group)
-        elif len(group.rows) == 1 and group.rows[0].backing is None:
-            self.slots.own_cache(group.rows[0], group.caches)
-        for row, (row_caches, pending) in caches.items():
-            row.caches, row.pending = row_caches, pending
+        for row, cache in zip([row for row in members if row in leaving], gone, strict=True):
+            row.cache = cache
+        if rest is None:
+            self.batches.remove(batch)
+        else:
+            self._place(batch, stay, rest)
+        for row in members:
+            if row not in leaving:
+                continue
             if row.broken is not None:
                 self._end_broken(row)
             elif row.finish is not None or row.cancelled:
-                self.slots.finish(row, row_caches)
+                self.keeper.finish(row)
             else:
-                row.parked_at = self._clock()
+                row.to(Stage.PARKED, self._clock())
                 self.parked.append(row)
-
-    def _unpark(self) -> None:
-        for row in list(self.parked):
-            assert row.parked_at is not None
-            if row.fault is not None and row.fault.is_due("stall", len(row.out)):
-                continue
-            if row.channel.backlog <= self.settings.park_below:
-                self.parked.remove(row)
-                row.parked_at = None
-                try:
-                    self._start_decoding(row, row.pending)
-                except EngineDead:
-                    raise
-                except Exception as error:
-                    self._rebuild([row], error)
-            elif self._clock() - row.parked_at > self.settings.park_limit_seconds:
-                self.parked.remove(row)
-                stopped = engine_failed("The client did not read its answer for too long; it was stopped.")
-                self.slots.finish(row, row.caches or [], stopped)
-
-    def _pause(self, rows: Sequence[Row], what: Literal["token", "prefill"], tokens: int) -> None:
-        """Make scripted answers as slow as their author asked."""
-        seconds = max((row.fault.pause_seconds(what, tokens) for row in rows if row.fault is not None), default=0.0)
-        if seconds > 0:
-            pause(seconds, lambda: self.hurried or any(row.cancelled for row in rows))
 
     # --- endings
 
@@ -374,29 +466,27 @@ class Loop:
             self._rebuild([row], error)
 
     def _end_broken(self, row: Row) -> None:
-        if self._endings.broken(row):
+        if self._failures.broken(row):
             self._read_again(row)
 
     def _rebuild(self, rows: Sequence[Row], error: Exception) -> None:
         """A step failed for all these rows: read each one's tokens again, once; then give up on it."""
-        for row in self._endings.failed(rows, error):
+        for row in self._failures.failed(rows, error):
             self._read_again(row)
-        self._reset()
+        self.ledger.sweep({row.cache for row in self.running})
+        try:
+            self.runner.reset(self.ledger.caches)
+        except Exception as failure:
+            raise EngineDead(f"the model no longer runs: {failure}") from failure
 
     def _read_again(self, row: Row) -> None:
-        row.restart()
-        self.prefills.append(Prefill(self.model, self.pool, self.rule, row))
-
-    def _reset(self) -> None:
-        """Clean up after a failed step and check that the model still runs. Raises `EngineDead` when it does not."""
-        try:
-            mx.clear_cache()
-            mx.eval(self.model.forward(mx.array([[0]]), self.model.make_cache()))
-        except Exception as error:
-            raise EngineDead(f"the model no longer runs: {error}") from error
+        self.keeper.read_again(row, self._clock())
+        self.reading.append(row)
 
     def abort(self, error: ApiError) -> None:
         """End every request, waiting ones included, and forget everything stored."""
         rows = [*self.waiting, *self.running]
-        self.waiting, self.prefills, self.groups, self.parked = deque(), [], [], []
-        self.slots.abort(rows, error)
+        self.waiting, self.reading, self.batches, self.parked = deque(), [], [], []
+        for row in rows:
+            row.cache = None
+        self.keeper.abort(rows, error)

@@ -11,14 +11,13 @@ import itertools
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from pooled_mlx.engine.cuts import CutRule, Piece
+from pooled_mlx.core.cuts import CutRule, Piece
 from pooled_mlx.engine.eviction import Rank, Tails, Tier, eviction_ranks, thinning_victim
-from pooled_mlx.engine.exact_ids import Ids, as_ids
-from pooled_mlx.engine.segment_tree import (
+from pooled_mlx.engine.tree import (
     Boundary,
     Kind,
     Match,
@@ -29,6 +28,7 @@ from pooled_mlx.engine.segment_tree import (
     longest_match,
     newest_leaf,
 )
+from pooled_mlx.prompt.exact_ids import Ids, as_ids
 
 __all__ = ["Boundary", "Kind", "Lease", "Match", "Pool", "Segment", "SegmentData"]
 
@@ -70,8 +70,36 @@ class Lease:
                 segment.leases += 1
 
 
+class Beside(Protocol):
+    """What lies in memory beside the pool's segments."""
+
+    @property
+    def live_bytes(self) -> int:
+        """What running requests hold."""
+        ...
+
+    @property
+    def slack_bytes(self) -> int:
+        """What can be freed without forgetting anything."""
+        ...
+
+    def trim(self, target_bytes: int) -> None:
+        """Free slack until the pool uses at most `target_bytes`, as far as there is any."""
+        ...
+
+
+class Nothing:
+    """There is nothing beside the segments."""
+
+    live_bytes = 0
+    slack_bytes = 0
+
+    def trim(self, target_bytes: int) -> None:
+        """Nothing to free."""
+
+
 class Pool:
-    """Finds, keeps and forgets segments. `used_bytes` never exceeds `budget_bytes` but for what is leased or reserved.
+    """Finds, keeps and forgets segments. `used_bytes` never exceeds `budget_bytes` but for what is leased or live.
 
     `fingerprint` stands for everything that makes caches interchangeable (weights, dtype, versions, cut rule). `divisible`
     says that the model's cache can be cut at any token. `clock` gives seconds and never goes back. `counters` only grow.
@@ -92,17 +120,15 @@ class Pool:
         self.clock = clock
         self.root = Segment(None, frozen([]), NoData(), root_key=hashlib.sha256(fingerprint).digest())
         self.segment_bytes = 0
-        self.reserved_bytes = 0
-        self.spare_bytes = 0
-        """What a cache that is kept for whoever goes on from it takes beyond its segments; set by its keeper."""
+        self.beside: Beside = Nothing()
         self.counters: Counter[str] = Counter()
         self.pins: OrderedDict[str, Segment] = OrderedDict()
         self._tails = Tails()
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all segments, of everything reserved for running requests, and the spare ones."""
-        return self.segment_bytes + self.reserved_bytes + self.spare_bytes
+        """Bytes of all segments, and of what running requests and sealed buffers take beside them."""
+        return self.segment_bytes + self.beside.live_bytes + self.beside.slack_bytes
 
     def segments(self) -> Iterator[Segment]:
         """All segments, parents first, without the root."""
@@ -114,14 +140,12 @@ class Pool:
         """The ends of all stored conversations."""
         return [segment for segment in self.segments() if segment.is_leaf]
 
-    def lookup(self, ids: Sequence[int] | np.ndarray[Any, Any], limit: int | None = None) -> Match:
-        """The longest stored beginning of a prompt that it can resume from, at most `limit` tokens of it.
-
-        `limit` is capped at len(ids) - 1, because at least one token must be computed to have logits. Changes nothing.
+    def lookup(self, ids: Sequence[int] | np.ndarray[Any, Any]) -> Match:
+        """The longest stored beginning of a prompt that it can resume from, not all of it: at least one token must be computed
+        to have logits. Changes nothing.
         """
         tokens = as_ids(ids)
-        most = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
-        return longest_match(self.root, tokens, max(0, most), self.rule, divisible=self.divisible)
+        return longest_match(self.root, tokens, max(0, len(tokens) - 1), self.rule, divisible=self.divisible)
 
     def lease(self, match: Match, label: str = "") -> Lease:
         """Use a match: it counts as a hit and cannot be evicted until the lease is released.
@@ -175,7 +199,7 @@ class Pool:
         else:
             if not data.has_state and lease is None:
                 return self._refuse(data, "no state")
-            if not self._make_way(parent, delta.nbytes + data.delta_bytes + data.state_bytes, data, kind):
+            if not self._evict_for(parent, delta.nbytes + data.delta_bytes + data.state_bytes, data, kind):
                 return self._refuse(data, "no room")
             segment = Segment(parent, delta, data, kind=kind, boundary=boundary, label=label, now=self.clock())
             parent.children.setdefault(int(delta[0]), []).append(segment)
@@ -214,34 +238,20 @@ class Pool:
         if segment.boundary == "inside":
             segment.boundary = "fork"
 
-    def reserve(self, size_bytes: int) -> bool:
-        """Set bytes aside for a running request, evicting what must go. False, with nothing changed, if they do not fit."""
-        if not self.make_room(size_bytes):
-            return False
-        self.reserved_bytes += size_bytes
-        return True
-
-    def unreserve(self, size_bytes: int) -> None:
-        """Give reserved bytes back. Raises ValueError for more than are reserved."""
-        if size_bytes > self.reserved_bytes:
-            raise ValueError(f"{size_bytes} bytes given back, only {self.reserved_bytes} are reserved")
-        self.reserved_bytes -= size_bytes
-        self._shrink(self.budget_bytes)
-
     def make_room(self, size_bytes: int) -> bool:
-        """Evict until `size_bytes` more fit into the budget. False, with nothing evicted for them, if they cannot.
+        """Make `size_bytes` more fit into the budget. False, with nothing evicted for them, if they cannot.
 
-        What is above the budget already goes in any case, as far as it may.
+        Slack goes before anything is evicted. What is above the budget already goes in any case, as far as it may.
         """
         target = self.budget_bytes - size_bytes
-        if self.used_bytes <= target or (self._shrink(self.budget_bytes) and self.used_bytes <= target):
+        if self._shrink(self.budget_bytes) and self.used_bytes <= target:
             return True
-        if self.used_bytes - self.evictable_bytes() > target:
+        if self.used_bytes - self.beside.slack_bytes - self.evictable_bytes() > target:
             return False
         return self._shrink(target)
 
     def set_budget(self, budget_bytes: int) -> bool:
-        """Change the budget and evict down to it. False if leased and reserved bytes alone are above it."""
+        """Change the budget and evict down to it. False if leased and live bytes alone are above it."""
         self.budget_bytes = budget_bytes
         return self._shrink(budget_bytes)
 
@@ -257,7 +267,7 @@ class Pool:
         return len(dropped)
 
     def clear(self) -> None:
-        """Take everything out of the pool, leased or not. Reserved bytes stay reserved."""
+        """Take everything out of the pool, leased or not."""
         for child in list(self.root.each_child()):
             self.drop(child, "cleared")
 
@@ -278,7 +288,7 @@ class Pool:
             twin.kind = kind
         growth = twin.ids.nbytes + data.delta_bytes + data.state_bytes - twin.bytes
         with Lease(self, [twin]):  # what hangs below may have to go, and a link without a state goes with that
-            if twin.has_state or not data.has_state or not self._make_way(twin, max(0, growth), data, kind):
+            if twin.has_state or not data.has_state or not self._evict_for(twin, max(0, growth), data, kind):
                 data.release()
                 return
             twin.data.release()
@@ -288,7 +298,7 @@ class Pool:
                 for leaf in [segment for segment in twin.subtree() if segment.is_leaf]:
                     self._thin(leaf.path(), MOST_STATES)
 
-    def _make_way(self, parent: Segment, size_bytes: int, data: SegmentData, kind: Kind) -> bool:
+    def _evict_for(self, parent: Segment, size_bytes: int, data: SegmentData, kind: Kind) -> bool:
         with Lease(self, [parent]):
             if data.state_bytes and (kind == "side") == (parent.kind == "side"):
                 # The newest state of a conversation takes the place of an older one before anybody else loses anything.
@@ -310,9 +320,13 @@ class Pool:
             self.counters["states thinned"] += 1
 
     def _shrink(self, target_bytes: int, highest: Tier = Tier.PINNED) -> bool:
-        """Evict, lowest rank first and nothing above tier `highest`, until at most `target_bytes` are used."""
-        if self.used_bytes <= target_bytes:
-            return True
+        """Evict until at most `target_bytes` are used once the slack is gone too; then free as much of that as needed.
+
+        What ranks lowest goes first, and nothing above tier `highest`.
+        """
+        if self.used_bytes - self.beside.slack_bytes <= target_bytes:
+            self.beside.trim(target_bytes)
+            return self.used_bytes <= target_bytes
         now, pinned = self.clock(), set(self.pins.values())
         current: dict[Segment, Rank] = {}
         heap: list[tuple[Rank, int, Segment]] = []
@@ -326,7 +340,7 @@ class Pool:
 
         for leaf in sorted(self.leaves(), key=lambda segment: (segment.last_use, segment.key)):
             rank(leaf)
-        while heap and self.used_bytes > target_bytes:
+        while heap and self.used_bytes - self.beside.slack_bytes > target_bytes:
             value, _, segment = heapq.heappop(heap)
             if not segment.held or current.get(segment) != value:
                 continue
@@ -341,6 +355,7 @@ class Pool:
                 self._drop_state(segment)
             if above.parent is not None:
                 rank(newest_leaf(above))
+        self.beside.trim(target_bytes)
         return self.used_bytes <= target_bytes
 
     def _evict(self, leaf: Segment) -> Segment:

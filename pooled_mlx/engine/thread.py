@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from pooled_mlx.core.errors import ApiError, engine_failed, not_ready
 from pooled_mlx.engine.loop import EngineDead, Loop
-from pooled_mlx.engine.mlx_backend import finish_work
-from pooled_mlx.engine.rows import Row
+from pooled_mlx.engine.row import Row
 
 _log = logging.getLogger("pooled.engine")
 
@@ -26,13 +25,19 @@ class EngineStopped(Exception):
 class EngineThread(threading.Thread):
     """Runs `make_loop` and then its turns. Not a daemon: MLX aborts a process that exits under a live thread.
 
-    `on_ready` is called when the loop is made, `on_dead` at most once, when the thread ends without having been told to; both
-    on this thread, and both must return at once.
+    `on_ready` is called when the loop is made, `on_dead` at most once, when the thread ends without having been told to,
+    `leave` at its very end; all on this thread, and all must return at once.
     """
 
-    def __init__(self, make_loop: Callable[[], Loop], on_ready: Callable[[], None], on_dead: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        make_loop: Callable[[], Loop],
+        on_ready: Callable[[], None],
+        on_dead: Callable[[str], None],
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(name="pooled-engine")
-        self._make_loop, self._on_ready, self._on_dead = make_loop, on_ready, on_dead
+        self._make_loop, self._on_ready, self._on_dead, self._leave = make_loop, on_ready, on_dead, leave
         self._commands: queue.SimpleQueue[Row | Command | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._over: ApiError | None = None
@@ -59,9 +64,6 @@ class EngineThread(threading.Thread):
     def stop(self) -> None:
         """End every request with an error and leave. Returns at once; `join` waits."""
         self.stopping = True
-        loop = self.loop
-        if loop is not None:
-            loop.hurried = True
         self._commands.put(None)
 
     def run(self) -> None:
@@ -74,9 +76,9 @@ class EngineThread(threading.Thread):
             reason = f"the engine thread failed: {error}"
         self._end(reason)
         try:
-            finish_work()
+            self._leave()
         except Exception:
-            _log.exception("MLX could not be left in order")
+            _log.exception("the runner could not be left in order")
 
     def _live(self) -> str:
         """Load and work until told to stop; returns why it ended."""

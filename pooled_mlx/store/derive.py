@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pooled_mlx.catalog import EFFORTS, LONGEST_DEFAULT_CONTEXT, MAX_TOP_K
 from pooled_mlx.core.card import ModelCard, SamplingDefaults, ThinkingRule
+from pooled_mlx.core.limits import EFFORTS, LONGEST_DEFAULT_CONTEXT, MAX_TOP_K
 from pooled_mlx.store.folder import chat_template, read_json, weights_bytes
 
 FALLBACK_CONTEXT = 4096

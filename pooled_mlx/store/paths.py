@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pooled_mlx.catalog import format_size
+from pooled_mlx.core.memory import format_size
 from pooled_mlx.store.errors import StoreError
 
 MANIFEST = "pooled-mlx.json"

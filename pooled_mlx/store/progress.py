@@ -132,6 +132,6 @@ class TerminalBar:
 
 
 def _total(progress: Progress) -> str:
-    from pooled_mlx.catalog import format_size
+    from pooled_mlx.core.memory import format_size
 
     return f" ({format_size(progress.total_bytes)})" if progress.total_bytes else ""

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from pooled_mlx.catalog import format_size
 from pooled_mlx.core.card import ModelCard, WheelSource
+from pooled_mlx.core.memory import format_size
 from pooled_mlx.store.errors import StoreError
 from pooled_mlx.store.network import explain_output
 from pooled_mlx.store.paths import cache_folder, check_disk, damage, models_folder, publish, staging, write_manifest

@@ -21,7 +21,7 @@ from pooled_mlx.connect import Target
 from pooled_mlx.core.events import Event
 from pooled_mlx.core.ports import Prepared
 from pooled_mlx.core.request import Request
-from pooled_mlx.engine.replay_script import ReplayScript, parse_script
+from pooled_mlx.replay.script import ReplayScript, parse_script
 from tests.clients.apis import calls, pieces, says, three_apis
 from tests.fakes import FakeEngine, FakeGeneration
 

@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.events import Event, Failed, Finished, Text, check_order
 from pooled_mlx.core.ports import Prepared
 from pooled_mlx.core.request import Request, Role, ToolCall, Turn
-from pooled_mlx.engine.cuts import CutRule
-from pooled_mlx.engine.facts import Facts
-from pooled_mlx.engine.loop import Loop, LoopSettings
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
+from pooled_mlx.core.runner import Runner, SamplingParameters, Shape
+from pooled_mlx.engine.ledger import stored_of
+from pooled_mlx.engine.loop import Loop, LoopSettings, Observer
 from pooled_mlx.engine.pool import Match, Pool
-from pooled_mlx.engine.prompt import Prompt
-from pooled_mlx.engine.rows import EndReason, Row
-from pooled_mlx.engine.sampler import SamplingParameters
-from pooled_mlx.engine.segments import is_divisible
-from pooled_mlx.engine.slots import Observer
+from pooled_mlx.engine.report import Facts
+from pooled_mlx.engine.row import Bounds, EndReason, Hook, Row
+from pooled_mlx.prompt.prompt import Prompt
+from pooled_mlx.replay.faults import Faults, ScriptHook
+from pooled_mlx.runner.model import LoadedModel, mx
+from pooled_mlx.runner.runner import MlxRunner
 
 _numbers = itertools.count()
 MOST_TURNS = 20_000
@@ -95,6 +96,10 @@ def make_row(
     tools: bool = False,
     answer: Any = None,
     roles: Mapping[int, Role] | None = None,
+    fault: Faults | None = None,
+    hook: Hook | None = None,
+    close_thinking_id: int | None = None,
+    thinking_budget: int | None = None,
     **more: Any,
 ) -> Row:
     """A row over a prompt of token ids, greedy unless told otherwise. `roles` tells which turn begins at which token."""
@@ -118,10 +123,9 @@ def make_row(
         prompt=prompt,
         channel=channel,
         answer=answer or PlainAnswer(),
-        sampling=sampling or SamplingParameters(),
+        bounds=Bounds(sampling or SamplingParameters(), frozenset(eos), close_thinking_id, thinking_budget),
         max_tokens=most,
-        context_limited=False,
-        eos_ids=frozenset(eos),
+        hook=hook or (ScriptHook(None, fault) if fault is not None else None),
         **more,
     )
 
@@ -148,13 +152,38 @@ def make_loop(
     explain: Callable[[Row, Match], None] = lambda row, match: None,
     observer: Observer | None = None,
     clock: Callable[[], float] | None = None,
+    known_tokens: int | None = None,
     **settings: Any,
 ) -> Loop:
-    """A loop with its own pool and clock: what is scheduled does not depend on the machine's speed."""
-    rule, clock = CutRule(step, spacing, min(minimum, step)), clock or Ticks()
-    pool = Pool(budget, b"test", divisible=is_divisible(model.make_cache()), rule=rule, clock=clock)
+    """A loop with its own pool."""
+    return loop_on(
+        MlxRunner(model, known_tokens),
+        CutRule(step, spacing, min(minimum, step)),
+        budget,
+        remember=remember,
+        explain=explain,
+        observer=observer,
+        clock=clock,
+        **settings,
+    )
+
+
+def loop_on(
+    runner: Runner,
+    rule: CutRule,
+    budget: int = 1 << 30,
+    *,
+    remember: Callable[[Row], None] = lambda row: None,
+    explain: Callable[[Row, Match], None] = lambda row, match: None,
+    observer: Observer | None = None,
+    clock: Callable[[], float] | None = None,
+    **settings: Any,
+) -> Loop:
+    """A loop with its own pool and clock on a runner: what is scheduled does not depend on the machine's speed."""
+    clock = clock or Ticks()
+    pool = Pool(budget, b"test", divisible=runner.facts.divisible, rule=rule, clock=clock)
     chosen = LoopSettings(**{"token_bytes": 1024, **settings})
-    return Loop(model, pool, rule, chosen, observer or Facts(), remember, explain, clock=clock)
+    return Loop(runner, pool, chosen, observer or Facts(), remember, explain, clock=clock)
 
 
 def drive(loop: Loop, arrivals: Mapping[int, Sequence[Row]], until: Callable[[], bool] | None = None) -> int:
@@ -177,12 +206,37 @@ def assert_idle(loop: Loop) -> None:
     assert not loop.running
     assert not loop.waiting
     assert [segment for segment in loop.pool.segments() if segment.leases or segment.tips] == []
-    backings = {segment.data._backing for segment in loop.pool.segments()} - {None}  # type: ignore[attr-defined]
-    assert backings <= {loop.slots.hot.backing if loop.slots.hot is not None else None}
-    assert loop.pool.reserved_bytes == 0
-    loop.slots.drop_hot()
-    assert loop.pool.spare_bytes == 0
-    assert all(segment.data._backing is None for segment in loop.pool.segments())  # type: ignore[attr-defined]
+    assert loop.ledger.live_bytes == 0
+    drop_slack(loop)
+    assert loop.ledger.slack_bytes == 0
+    for segment in loop.pool.segments():
+        assert loop.runner.finite([stored_of(segment).span], stored_of(segment).state)
+
+
+def reopenable(loop: Loop) -> list[int]:
+    """The sealed buffers that a request could go on in, oldest first."""
+    return [number for number, book in loop.ledger._books.items() if book.end is not None]
+
+
+def drop_slack(loop: Loop) -> None:
+    """Free what can be freed without forgetting anything: nothing can be reopened afterwards."""
+    loop.ledger.trim(0)
+
+
+def first_logits(loop: Loop, row: Row) -> list[np.ndarray]:
+    """Keep the logits that the first choice of a row is made from, as soon as it is; [0] is that of its prompt."""
+    kept: list[np.ndarray] = []
+    runner: Any = loop.runner
+    choose = runner.choose
+
+    def record(cache: int, shapes: Sequence[Shape]) -> None:
+        if cache == row.cache and not row.out:
+            kept.append(np.array(runner._open[cache].logits[0].astype(mx.float32)))
+            runner.choose = choose
+        choose(cache, shapes)
+
+    runner.choose = record
+    return kept
 
 
 def run(loop: Loop, *rows: Row) -> None:

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from pooled_mlx.core.events import Failed
+from pooled_mlx.core.memory import CacheShape, plan_memory, request_bytes
 from pooled_mlx.core.request import Turn
-from pooled_mlx.engine import prefill, segments
+from pooled_mlx.engine.ledger import stored_of
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.memory import CacheShape, plan_memory, request_bytes
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.segments import measure_shape
-from tests.engine.harness import ModelProxy, assert_idle, drive, make_loop, make_row, run, solo_greedy
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner import layers
+from pooled_mlx.runner.model import LoadedModel, mx
+from pooled_mlx.runner.runner import measure_shape
+from tests.engine.harness import ModelProxy, assert_idle, drive, drop_slack, make_loop, make_row, reopenable, run, solo_greedy
 from tests.engine.test_resources import active_bytes, wide_llama
 from tests.mac_devices import MACS
 from tests.tiny_models import tokens
@@ -49,7 +50,7 @@ def after(row: Row, count: int, seed: int) -> np.ndarray:
     return np.concatenate([row.ids[: row.position], tokens(count, seed=seed)])
 
 
-def stored_of(loop: Loop, row: Row) -> int:
+def tokens_stored(loop: Loop, row: Row) -> int:
     return loop.pool.lookup(after(row, 1, 1)).tokens
 
 
@@ -62,8 +63,8 @@ def test_a_batch_keeps_nothing_of_the_caches_that_it_was_made_of() -> None:
     loop = loop_of()
     rows = [row_of(tokens(1000, seed=seed), 60, (100, 990)) for seed in (1, 2)]
     drive(loop, {0: rows}, until=lambda: len(rows[1].out) > 5)
-    assert [len(group.rows) for group in loop.groups] == [2]
-    loop.slots.settle()
+    assert [len(group.rows) for group in loop.batches] == [2]
+    loop.ledger.settle()
     assert (active_bytes() - before) / TOKEN <= used(loop) + 2 * STEP + 10
     for row in rows:
         row.channel.cancelled = True  # type: ignore[misc]
@@ -75,7 +76,7 @@ def test_rows_with_one_beginning_are_admitted_as_they_fit() -> None:
     loop = loop_of(1700)
     history = tokens(1000, seed=1)
     run(loop, row_of(history, 4, (990,)))
-    loop.slots.drop_hot()
+    drop_slack(loop)
     rows = [row_of(np.concatenate([history[:990], tokens(40 + seed, seed=10 + seed)]), 20, (990,)) for seed in range(4)]
     most = [0.0]
     drive(loop, {0: rows}, until=lambda: most.append(used(loop)) or False)
@@ -95,7 +96,7 @@ def test_a_regenerated_answer_leaves_the_conversation_in_memory_once() -> None:
     following = row_of(after(first, 60, 5), 30, (990, 1006))
     drive(loop, {0: [following]}, until=lambda: len(following.out) > 3)
     assert following.cached_tokens == 1006
-    loop.slots.settle()
+    loop.ledger.settle()
     assert used(loop) < 1.3 * 1166
     drive(loop, {})
     assert_idle(loop)
@@ -105,8 +106,8 @@ def test_the_last_row_of_a_batch_has_its_beginning_once_again() -> None:
     loop = loop_of()
     rows = [row_of(tokens(800, seed=1), 60, (790,)), row_of(tokens(790, seed=2), 5, (780,))]
     drive(loop, {0: rows}, until=lambda: rows[1].ended and len(rows[0].out) > 20)
-    assert rows[0].backing is not None
-    loop.slots.drop_hot()
+    assert [segment for segment in rows[0].hold.parent.path() if stored_of(segment).span.buffer != rows[0].cache] == []
+    drop_slack(loop)
     assert used(loop) < 1.3 * (800 + 60 + 795)
     drive(loop, {})
     assert [row.out for row in rows] == [solo_greedy(MODEL, row.prompt.ids, row.max_tokens) for row in rows]
@@ -117,16 +118,16 @@ def test_a_request_that_has_to_wait_changes_nothing() -> None:
     loop = loop_of(3000)
     running, first = row_of(tokens(200, seed=3), 400, (190,)), row_of(tokens(500, seed=1), 4, (490,))
     drive(loop, {0: [running], 3: [first]}, until=lambda: first.ended)
-    hot = loop.slots.hot
-    assert hot is not None
+    kept = reopenable(loop)
+    assert len(kept) == 1
     big = row_of(tokens(300, seed=2), 5, projected=2500)
     for _ in range(3):
         if big not in loop.waiting:
             loop.submit(big)
         loop.turn()
     assert list(loop.waiting) == [big]
-    assert loop.slots.hot is hot
-    assert stored_of(loop, first) == 504
+    assert reopenable(loop) == kept
+    assert tokens_stored(loop, first) == 504
     running.channel.cancelled = True
     drive(loop, {})
     assert big.finish == "length"
@@ -144,11 +145,14 @@ def test_the_kept_cache_is_taken_over_however_tight_the_budget_is(beside: bool, 
     def copied(*arguments: Any, **more: Any) -> int:
         raise AssertionError("the path was copied")
 
+    kept = reopenable(loop)
+
     following = row_of(after(first, 20, 5), 6, (40, 596, 606), projected=1000)
     loop.submit(following)
+    monkeypatch.setattr(loop.runner, "open", copied)
     loop.turn()
     assert following not in loop.waiting
-    monkeypatch.setattr(prefill, "materialise", copied)
+    assert kept in ([following.hold.claim], [following.cache])
     drive(loop, {})
     assert following.cached_tokens == 606
     assert following.out == solo_greedy(MODEL, following.prompt.ids, 6)
@@ -160,14 +164,14 @@ def test_an_admitted_row_keeps_its_cache_while_others_end() -> None:
     run(loop, first)
     drive(loop, {0: [other]}, until=lambda: len(other.out) >= 10)
     following = row_of(after(first, 40, 9), 4, (590, 604))
-    loop._share.piece_read(1.0)  # decode steps are due before its first piece
+    loop.share.piece_read(1.0)  # decode steps are due before its first piece
     loop.submit(following)
     loop.turn()
-    hot = following.hot
-    assert hot is not None
-    drive(loop, {}, until=lambda: following.caches is not None)
+    claim = following.hold.claim
+    assert claim is not None
+    drive(loop, {}, until=lambda: following.cache is not None)
     assert other.ended
-    assert following.backing is hot.backing
+    assert following.cache == claim
     drive(loop, {})
     assert following.out == solo_greedy(MODEL, following.prompt.ids, 4)
 
@@ -176,28 +180,29 @@ def test_a_cancelled_row_gives_the_cache_back_that_it_waited_to_take() -> None:
     loop = loop_of()
     first, other = row_of(tokens(600, seed=1), 4, (590,)), row_of(tokens(30, seed=3), 200)
     run(loop, first)
-    hot = loop.slots.hot
+    (kept,) = reopenable(loop)
     drive(loop, {0: [other]}, until=lambda: len(other.out) >= 10)
     following = row_of(after(first, 40, 9), 4, (590, 604))
-    loop._share.piece_read(1.0)
+    loop.share.piece_read(1.0)
     loop.submit(following)
     loop.turn()
-    assert following.hot is hot
+    assert following.hold.claim == kept
     following.channel.cancelled = True
     loop.turn()
-    assert loop.slots.hot is hot
+    assert reopenable(loop) == [kept]
+    assert loop.ledger.slack_bytes > 0
     drive(loop, {})
 
 
 def test_a_title_in_between_does_not_take_the_place_of_the_conversation() -> None:
     loop = loop_of()
     run(loop, row_of(tokens(600, seed=1), 4, (590,)))
-    hot = loop.slots.hot
+    kept = reopenable(loop)
     title = row_of(tokens(60, seed=2), 4)
     title.prepared = replace(title.prepared, request=replace(title.prepared.request, turns=(Turn("user", "A title, please"),)))
     assert title.is_side
     run(loop, title)
-    assert loop.slots.hot is hot
+    assert reopenable(loop) == kept
     assert_idle(loop)
 
 
@@ -235,9 +240,9 @@ def test_an_edit_lets_go_of_the_copy_and_not_of_another_conversation() -> None:
     run(loop, first)
     edited = row_of(np.concatenate([first.prompt.ids[:890], tokens(20, seed=6)]), 20, (890,))
     drive(loop, {0: [edited]}, until=lambda: len(edited.out) > 2)
-    assert stored_of(loop, other) == 804
+    assert tokens_stored(loop, other) == 804
     assert edited.cached_tokens == 890
-    loop.slots.settle()
+    loop.ledger.settle()
     assert used(loop) <= 2500
     drive(loop, {})
     assert edited.out == solo_greedy(MODEL, edited.prompt.ids, 20)
@@ -252,8 +257,8 @@ def test_a_smaller_budget_takes_copies_before_conversations() -> None:
     run(loop, branch)
     loop.set_pool_budget(2000 * TOKEN)
     assert used(loop) <= 2000
-    assert stored_of(loop, other) == 804
-    assert stored_of(loop, first) >= 990
+    assert tokens_stored(loop, other) == 804
+    assert tokens_stored(loop, first) >= 990
 
 
 class FailsOnce(ModelProxy):
@@ -275,14 +280,14 @@ def test_a_failed_piece_costs_others_nothing_of_the_beginning_they_share() -> No
     talks = [row_of(np.concatenate([system, tokens(100, seed=20 + index)]), 4, (400,)) for index in range(3)]
     for talk in talks:
         run(loop, talk)
-    stored = [stored_of(loop, talk) for talk in talks]
+    stored = [tokens_stored(loop, talk) for talk in talks]
     failing = row_of(np.concatenate([system, tokens(600, seed=99)]), 4, (400,))
     drive(loop, {0: [failing]}, until=lambda: failing.position > 700)
     model.due = True
     drive(loop, {})
     assert model.due is False
     assert loop.counters.rebuilds == 1
-    assert [stored_of(loop, talk) for talk in talks] == stored == [504] * 3
+    assert [tokens_stored(loop, talk) for talk in talks] == stored == [504] * 3
     assert failing.out == solo_greedy(MODEL, failing.prompt.ids, 4)
     again = row_of(after(talks[0], 30, 5), 4, (400, 504))
     run(loop, again)
@@ -296,22 +301,22 @@ def test_a_path_that_cannot_be_copied_whole_is_as_it_was(monkeypatch: pytest.Mon
     loop = make_loop(model, step=64, spacing=64, token_bytes=token)
     first = make_row(tokens(200, seed=1), 4, (190,))
     run(loop, first)
-    loop.slots.drop_hot()
-    real, calls = segments._concatenate, [0]
+    drop_slack(loop)
+    real, calls = layers._joined, [0]
 
-    def fails(parts: Any, spare: int) -> Any:
+    def fails(parts: Any, spare: int = 0) -> Any:
         if isinstance(parts[0], tuple):
             calls[0] += 1
             if calls[0] % 8 == 7:
                 raise RuntimeError("injected: out of memory")
         return real(parts, spare)
 
-    monkeypatch.setattr(segments, "_concatenate", fails)
+    monkeypatch.setattr(layers, "_joined", fails)
     second = make_row(after(first, 60, 3), 4, (190,))
     run(loop, second)
     assert isinstance(second.channel.end, Failed)  # type: ignore[attr-defined]
     assert calls[0] > 7
-    monkeypatch.setattr(segments, "_concatenate", real)
+    monkeypatch.setattr(layers, "_joined", real)
     assert (active_bytes() - before) / token < 1.1 * 204
     third = make_row(after(first, 60, 3), 4, (190,))
     run(loop, third)

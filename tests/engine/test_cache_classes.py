@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pooled_mlx.engine.group import batchable
-from pooled_mlx.engine.mlx_backend import ArraysCache, KVCache, RotatingKVCache, mx
-from pooled_mlx.engine.segments import Backing, SegmentData, bytes_of, layers_of
-from tests.engine.harness import ModelProxy, assert_idle, make_loop, make_row, run, solo_greedy
+from pooled_mlx.engine.ledger import stored_of
+from pooled_mlx.runner.buffers import Buffer
+from pooled_mlx.runner.layers import bytes_of, kind_of, layers_of
+from pooled_mlx.runner.model import ArraysCache, KVCache, RotatingKVCache, mx
+from tests.engine.harness import ModelProxy, assert_idle, drop_slack, make_loop, make_row, reopenable, run, solo_greedy
 from tests.tiny_models import gemma3, llama, tokens
 
 
@@ -30,7 +31,7 @@ def filled(cache: RotatingKVCache, pieces: list[int], seed: int = 0) -> Rotating
 def test_a_trimmed_window_goes_on_as_the_whole_one(keep: int, before: list[int], after: list[int]) -> None:
     whole = filled(RotatingKVCache(16, keep=keep), before)
     cut = copy.deepcopy(whole)
-    SegmentData(Backing([cut]), 0, sum(before))
+    Buffer([cut]).freeze()
     assert cut.keys.shape[2] <= 16
     assert cut.offset == whole.offset
     numbers = np.random.default_rng(1)
@@ -51,8 +52,8 @@ def test_windows_at_checkpoints_take_no_more_than_their_size() -> None:
     stored = [segment for segment in loop.pool.segments() if segment.has_state and segment.state_bytes]
     assert len(stored) > 3
     for segment in stored:
-        states: Any = segment.data.states()  # type: ignore[attr-defined]
-        for state in states:
+        runner: Any = loop.runner
+        for state in runner._states[stored_of(segment).state].layers:
             if isinstance(state, dict) and "max_size" in state:
                 assert state["keys"].shape[2] <= state["max_size"]
     assert_idle(loop)
@@ -76,7 +77,7 @@ def some(layer: KVCache | RotatingKVCache) -> Any:
     ids=["attention", "unused attention", "window", "unused window", "window that keeps", "unused state"],
 )
 def test_only_layers_with_a_batch_form_share_a_batch(layers: Any, together: bool) -> None:
-    assert batchable(layers()) is together
+    assert all(kind_of(layer).joins(layer) for layer in layers()) is together
 
 
 class WithUnusedLayer(ModelProxy):
@@ -108,12 +109,11 @@ def test_what_a_kept_cache_has_to_spare_is_counted_apart() -> None:
     model = llama()
     loop = make_loop(model)
     run(loop, make_row(tokens(150, seed=3), 20, (100,)))
-    hot = loop.slots.hot
-    assert hot is not None
-    assert loop.pool.reserved_bytes == 0
-    assert loop.pool.spare_bytes == hot.spare_bytes > 0
-    assert loop.pool.used_bytes == loop.pool.segment_bytes + loop.pool.spare_bytes
+    (kept,) = reopenable(loop)
+    runner: Any = loop.runner
+    assert loop.ledger.live_bytes == 0
+    assert loop.pool.used_bytes == loop.pool.segment_bytes + loop.ledger.slack_bytes
     held = sum(segment.data.delta_bytes for segment in loop.pool.segments())
-    assert loop.pool.spare_bytes == bytes_of(hot.backing.caches) - held
-    loop.slots.drop_hot()
-    assert loop.pool.spare_bytes == 0
+    assert loop.ledger.slack_bytes == bytes_of(runner._buffers[kept].caches) - held > 0
+    drop_slack(loop)
+    assert loop.ledger.slack_bytes == 0

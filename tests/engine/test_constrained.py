@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from pooled_mlx.core.events import Failed
-from pooled_mlx.engine.faults import Faults
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.sampler import BatchSampler, SamplingParameters
+from pooled_mlx.core.runner import SamplingParameters
+from pooled_mlx.engine.row import Row
 from pooled_mlx.grammar.lark import LarkBuilder
 from pooled_mlx.grammar.match import CompiledGrammar, Constraint, GrammarTokenizer, build
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.runner.model import LoadedModel, mx
+from pooled_mlx.runner.sampler import BatchSampler
 from tests.engine.harness import PlainAnswer, drive, make_loop, make_row, run, solo_greedy
 from tests.tiny_models import ARCHITECTURES, tokens
 
@@ -217,14 +218,17 @@ def test_the_end_token_is_not_taken_inside_a_thought(model: LoadedModel) -> None
         def __init__(self) -> None:
             self.place = 0
 
-        def next_token(self, ahead: int) -> int | None:
-            return EOS if self.place + ahead == 3 else 5
+        def shape(self, position: int, ahead: int) -> tuple[int, bool]:
+            return EOS if self.place + ahead == 3 else 5, False
 
-        def consume(self, token: int) -> None:
+        def take(self, token: int, position: int) -> None:
             self.place += 1
 
+        def stalled(self, position: int) -> bool:
+            return False
+
     row = make_row(
-        tokens(30, vocab=VOCAB, seed=3), 12, answer=Thought(), close_thinking_id=CLOSE, eos=(EOS,), script=EndAtThree()
+        tokens(30, vocab=VOCAB, seed=3), 12, answer=Thought(), close_thinking_id=CLOSE, eos=(EOS,), hook=EndAtThree()
     )
     run(make_loop(model), row)
     assert CLOSE in row.out[:4]

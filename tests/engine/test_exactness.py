@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
-from tests.engine.harness import make_loop, make_row, run
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.model import LoadedModel
+from tests.engine.harness import first_logits, make_loop, make_row, run
 from tests.tiny_models import ARCHITECTURES, tokens
 
 STEP, SPACING, MINIMUM = 32, 96, 16
@@ -32,17 +32,9 @@ class Result:
 
 def ask(loop: Loop, ids: np.ndarray, boundaries: tuple[int, ...], most: int = 6) -> Result:
     """Run one request and keep the logits after its prompt."""
-    kept: list[np.ndarray] = []
-    start = loop._start_decoding
-
-    def record(row: Row, logits: mx.array) -> None:
-        kept.append(np.array(logits[0].astype(mx.float32)))
-        start(row, logits)
-
-    loop._start_decoding = record  # type: ignore[method-assign]
     row = make_row(ids, most, boundaries)
+    kept = first_logits(loop, row)
     run(loop, row)
-    loop._start_decoding = start  # type: ignore[method-assign]
     return Result(row, kept[0])
 
 

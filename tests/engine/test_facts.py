@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pooled_mlx.engine.facts import Facts
+from pooled_mlx.engine.report import Facts
 from tests.engine.harness import make_row
 
 
@@ -14,7 +14,7 @@ def test_waiting_requests_know_how_many_are_ahead_and_all_know_their_api() -> No
     for row in rows:
         row.prepared = replace(row.prepared, request=replace(row.prepared.request, api="messages", client="claude"))
         facts.submitted(row)
-    rows[0].started_at = rows[2].started_at = 1.0
+    rows[0].times.started = rows[2].times.started = 1.0
     shown = facts.requests()
     assert [fact["state"] for fact in shown] == ["prefill", "queued", "prefill", "queued"]
     assert [fact.get("ahead") for fact in shown] == [None, 0, None, 1]

@@ -9,9 +9,9 @@ import pytest
 
 from pooled_mlx.core.request import Role
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
-from tests.engine.harness import drive, make_loop, make_row, run
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.model import LoadedModel
+from tests.engine.harness import drive, first_logits, make_loop, make_row, run
 from tests.tiny_models import ARCHITECTURES, tokens
 
 STEP, SPACING, MINIMUM = 32, 256, 16
@@ -73,16 +73,8 @@ def new_loop(model: LoadedModel, **options: int) -> Loop:
 
 def logits_of(loop: Loop, row: Row) -> np.ndarray:
     """Run `row` and return the logits after its prompt."""
-    kept: list[np.ndarray] = []
-    start = loop._start_decoding
-
-    def record(row: Row, logits: mx.array) -> None:
-        kept.append(np.array(logits[0].astype(mx.float32)))
-        start(row, logits)
-
-    loop._start_decoding = record  # type: ignore[method-assign]
+    kept = first_logits(loop, row)
     run(loop, row)
-    loop._start_decoding = start  # type: ignore[method-assign]
     return kept[0]
 
 

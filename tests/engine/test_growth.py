@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pooled_mlx.engine.loop import Loop
-from tests.engine.harness import assert_idle, drive, run, solo_greedy
+from tests.engine.harness import assert_idle, drive, drop_slack, reopenable, run, solo_greedy
 from tests.engine.test_accounts import MODEL, after, loop_of, row_of, used
 from tests.tiny_models import tokens
 
@@ -14,8 +14,7 @@ GROWTH = 256
 
 def capacity_of(loop: Loop) -> int:
     """Tokens that the kept cache has room for."""
-    assert loop.slots.hot is not None
-    return loop.slots.hot.backing.layers[0].keys.shape[2]
+    return loop.runner.room_of(reopenable(loop)[-1])
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept cache", "restored cache"])
@@ -24,7 +23,7 @@ def test_a_conversation_seldom_copies_its_cache(kept: bool) -> None:
     row = row_of(tokens(2000, seed=1), 8, (1990,))
     run(loop, row)
     if not kept:
-        loop.slots.drop_hot()
+        drop_slack(loop)
     capacities = [capacity_of(loop)] if kept else []
     for turn in range(10):
         ids = after(row, 60, 10 + turn)
@@ -45,8 +44,8 @@ def test_only_free_memory_is_spare(budget: int, capacity: int) -> None:
     row = row_of(tokens(1000, seed=1), 20, (990,), projected=1000 + 20 + GROWTH)
     capacities: list[int] = []
     drive(loop, {0: [row]}, until=lambda: bool(row.out))
-    assert row.backing is not None
-    capacities.append(row.backing.layers[0].keys.shape[2])
+    assert row.cache is not None
+    capacities.append(loop.runner.room_of(row.cache))
     drive(loop, {})
     assert capacities == [capacity]
     assert used(loop) <= budget
@@ -57,9 +56,10 @@ def test_a_cache_that_may_become_larger_than_its_row_needs_is_counted_so() -> No
     loop = loop_of(budget)
     first = row_of(tokens(1144, seed=1), 4, (1140,), projected=1144 + 4 + GROWTH)
     second = row_of(tokens(300, seed=2), 4, (290,), projected=300 + 4 + GROWTH)
-    most = [0.0]
-    drive(loop, {0: [first], 2: [second]}, until=lambda: most.append(used(loop)) or False)
-    assert first.spare_tokens == 143
+    most, spare = [0.0], list[int]()
+    drive(loop, {0: [first]}, until=lambda: bool(first.out) and spare.append(first.hold.spare_tokens) is None)
+    drive(loop, {0: [second]}, until=lambda: most.append(used(loop)) or False)
+    assert spare == [143]
     assert max(most) <= budget
     for row in (first, second):
         assert row.out == solo_greedy(MODEL, row.prompt.ids, 4)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pooled_mlx.engine.mlx_backend import mx
+from pooled_mlx.runner.model import mx
 from tests.engine.harness import ModelProxy, drive, make_loop, make_row
 from tests.tiny_models import llama, tokens
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pooled_mlx.engine.mlx_backend import mx, wrap_model
-from pooled_mlx.engine.segments import arrays_in
+from pooled_mlx.runner.layers import arrays_in
+from pooled_mlx.runner.model import mx, wrap_model
 from tests.engine.harness import make_loop, make_row, run, solo_greedy
 from tests.tiny_models import ARCHITECTURES, llama, tokens
 

@@ -9,10 +9,11 @@ import pytest
 
 from pooled_mlx.core.errors import ErrorKind
 from pooled_mlx.core.events import Failed, Finished, Prefill, Queued, Text
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.sampler import SamplingParameters
-from tests.engine.harness import ModelProxy, assert_idle, drive, make_loop, make_row, run, solo_greedy
+from pooled_mlx.core.runner import SamplingParameters
+from pooled_mlx.engine.ledger import stored_of
+from pooled_mlx.engine.row import Row, Stage
+from pooled_mlx.runner.model import LoadedModel, mx
+from tests.engine.harness import ModelProxy, assert_idle, drive, drop_slack, make_loop, make_row, run, solo_greedy
 from tests.tiny_models import ARCHITECTURES, tokens
 
 _models: dict[str, LoadedModel] = {}
@@ -50,7 +51,7 @@ def test_rows_of_other_sizes_do_not_share_a_padded_batch(hybrid: LoadedModel) ->
     long, short = make_row(tokens(900, seed=9), 40), make_row(tokens(12, seed=8), 20)
     loop = make_loop(hybrid)
     widths: list[int] = []
-    drive(loop, {0: [long, short]}, until=lambda: widths.append(max((len(g.rows) for g in loop.groups), default=0)) or False)
+    drive(loop, {0: [long, short]}, until=lambda: widths.append(max((len(g.rows) for g in loop.batches), default=0)) or False)
     assert max(widths) == 1
     assert long.out == solo_greedy(hybrid, long.prompt.ids, 40)
     assert short.out == solo_greedy(hybrid, short.prompt.ids, 20)
@@ -112,7 +113,7 @@ def test_cancel_frees_everything_at_every_stage(model: LoadedModel, stage: str) 
     def cancel_when_there() -> bool:
         there = {
             "queued": victim in loop.waiting,
-            "prefill": victim.position > 100 and not victim.decoding,
+            "prefill": victim.position > 100 and victim.stage is not Stage.WRITING,
             "decode": len(victim.out) > 5,
         }
         if there[stage]:
@@ -184,7 +185,7 @@ def test_a_fault_at_every_step_ends_each_request_once(model: LoadedModel) -> Non
 
 
 def test_nan_logits_end_only_their_row(model: LoadedModel) -> None:
-    from pooled_mlx.engine.faults import Faults
+    from pooled_mlx.replay.faults import Faults
 
     for at in (0, 7):
         loop = make_loop(model)
@@ -203,10 +204,11 @@ def test_a_poisoned_state_is_dropped_and_read_again(hybrid: LoadedModel) -> None
     loop = make_loop(hybrid)
     ids = tokens(300, seed=12)
     run(loop, make_row(ids, 5, (100, 200)))
-    loop.slots.drop_hot()
+    drop_slack(loop)
     poisoned = 0
+    runner: Any = loop.runner
     for segment in loop.pool.segments():
-        for layer in segment.data.states():  # type: ignore[attr-defined]
+        for layer in runner._states[stored_of(segment).state].layers:
             if layer is not None:
                 layer[1] = layer[1] + float("nan")
                 poisoned += 1
@@ -250,7 +252,7 @@ def test_a_short_prompt_overtakes_a_long_one_which_still_ends(hybrid: LoadedMode
     loop = make_loop(hybrid, max_running=3)
     long, short = make_row(tokens(1500, seed=2), 5), make_row(tokens(40, seed=3), 5)
     drive(loop, {0: [long], 2: [short]})
-    assert short.first_token_at < long.first_token_at
+    assert short.times.first_token < long.times.first_token
     assert long.out == solo_greedy(hybrid, long.prompt.ids, 5)
 
 
@@ -303,7 +305,7 @@ class Watched(ModelProxy):
         self.reported: list[int] = []
 
     def forward(self, ids: mx.array, cache: list[Any]) -> mx.array:
-        if ids.shape[1] == 1 and self._row.decoding:
+        if ids.shape[1] == 1 and self._row.stage is Stage.WRITING:
             self.reported.append(len(self._row.out))
         return super().forward(ids, cache)
 

@@ -10,11 +10,13 @@ import pytest
 
 from pooled_mlx.core.errors import ErrorKind
 from pooled_mlx.core.events import Failed, Finished
-from pooled_mlx.engine.faults import Faults
+from pooled_mlx.engine.ledger import stored_of
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.segments import arrays_in
-from tests.engine.harness import ModelProxy, assert_idle, drive, make_loop, make_row, run
+from pooled_mlx.engine.pool import Segment
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.runner.layers import arrays_in, pieces_of
+from pooled_mlx.runner.model import LoadedModel, mx
+from tests.engine.harness import ModelProxy, assert_idle, drive, drop_slack, make_loop, make_row, reopenable, run
 from tests.engine.test_recovery import SHARED, end_of, prompt, solo
 from tests.tiny_models import ARCHITECTURES, tokens
 
@@ -34,12 +36,20 @@ def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("pooled.engine"), "disabled", True)
 
 
+def arrays_of(loop: Loop, segment: Segment, part: str) -> list[mx.array]:
+    """The arrays of a segment's state, or of the buffer that its K/V lies in."""
+    runner: Any = loop.runner
+    stored = stored_of(segment)
+    if part == "states":
+        return arrays_in(runner._states[stored.state].layers) if stored.state is not None else []
+    return arrays_in(runner._buffers[stored.span.buffer].caches)
+
+
 def poison(loop: Loop, part: str) -> int:
     """Make NaN of stored `part`s; returns how many arrays."""
     count = 0
     for segment in loop.pool.segments():
-        data: Any = segment.data
-        for array in arrays_in(data._states if part == "states" else data._deltas):
+        for array in arrays_of(loop, segment, part):
             if mx.issubdtype(array.dtype, mx.floating):
                 array[...] = float("nan")
                 count += 1
@@ -51,7 +61,7 @@ def test_stored_numbers_that_went_bad_are_dropped_and_read_anew(model: LoadedMod
     loop = make_loop(model)
     first = make_row(prompt(60, 1), 5, (60, 130))
     run(loop, first)
-    loop.slots.drop_hot()
+    drop_slack(loop)
     if not poison(loop, part):
         assert part == "states"
         assert loop.pool.divisible
@@ -73,8 +83,9 @@ def test_a_hot_cache_that_went_bad_is_dropped_and_read_anew(model: LoadedModel) 
     loop = make_loop(model)
     first = make_row(prompt(60, 1), 5, (60, 130))
     run(loop, first)
-    assert loop.slots.hot is not None
-    for array in arrays_in(loop.slots.hot.backing.layers):
+    (kept,) = reopenable(loop)
+    runner: Any = loop.runner
+    for array in arrays_in([runner._buffers[kept].layers, [state.layers for state in runner._states.values()]]):
         if mx.issubdtype(array.dtype, mx.floating):
             array[...] = float("nan")
     longer = np.concatenate([first.ids[: first.position], tokens(30, seed=3)])
@@ -89,10 +100,14 @@ def test_only_what_went_bad_is_dropped(model: LoadedModel) -> None:
     loop = make_loop(model)
     for seed in (1, 2):
         run(loop, make_row(prompt(90, seed), 5, (130, 217)))
-    loop.slots.drop_hot()
+    drop_slack(loop)
     tail = max(loop.pool.segments(), key=lambda segment: (segment.end == 217, segment.last_use))
-    for array in arrays_in(tail.data._deltas):  # type: ignore[attr-defined]
-        array[...] = float("nan")
+    runner: Any = loop.runner
+    buffer, span = runner._buffers[stored_of(tail).span.buffer], stored_of(tail).span
+    for index in buffer.attention_layers:
+        ((lo, hi),) = pieces_of(buffer._ranges[index] or ((0, span.hi),), span.lo, span.hi)
+        for array in (buffer.layers[index].keys, buffer.layers[index].values):
+            array[..., lo:hi, :] = float("nan")
     warm = make_row(prompt(90, 2), 5, (130, 217))
     run(loop, warm)
     assert warm.out == solo(model, warm)

@@ -11,8 +11,8 @@ import pytest
 
 from pooled_mlx.core.events import Failed, Finished, Text
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.model import LoadedModel, mx
 from tests.engine.harness import ModelProxy, PlainAnswer, assert_idle, drive, make_loop, make_row, run, solo_greedy
 from tests.engine.test_loop import FailingModel
 from tests.pool_fakes import Clock
@@ -49,7 +49,7 @@ def backlog(row: Row, events: int) -> None:
 
 def together(loop: Loop, *rows: Row) -> Callable[[], bool]:
     """True once these rows take their steps in one batch."""
-    return lambda: any(set(rows) <= set(group.rows) for group in loop.groups)
+    return lambda: any(set(rows) <= set(batch.rows) for batch in loop.batches)
 
 
 # --- the pass that is queued ahead

@@ -12,11 +12,11 @@ import pytest
 
 from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Failed, Finished, Text
-from pooled_mlx.engine.facts import Facts
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
 from pooled_mlx.engine.pool import Match
-from pooled_mlx.engine.rows import Row
-from tests.engine.harness import ModelProxy, assert_idle, drive, make_loop, make_row, run, solo_greedy
+from pooled_mlx.engine.report import Facts
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.model import LoadedModel, mx
+from tests.engine.harness import ModelProxy, assert_idle, drive, drop_slack, make_loop, make_row, run, solo_greedy
 from tests.engine.test_resources import SLACK_BYTES, active_bytes, wide_llama
 from tests.tiny_models import ARCHITECTURES, tokens
 
@@ -74,7 +74,7 @@ class Breaks:
 def break_in(monkeypatch: pytest.MonkeyPatch, place: str, calls: set[int], *, late: bool = False) -> Breaks:
     """Make calls of `place`, a module's function or a class's method (`module:Class.name`), raise."""
     module, _, name = place.partition(":")
-    owner: Any = importlib.import_module(f"pooled_mlx.engine.{module}")
+    owner: Any = importlib.import_module(f"pooled_mlx.{module}")
     *classes, name = name.split(".")
     for part in classes:
         owner = getattr(owner, part)
@@ -84,22 +84,26 @@ def break_in(monkeypatch: pytest.MonkeyPatch, place: str, calls: set[int], *, la
 
 
 STEPS = [
-    "group:DecodeGroup.join",
-    "group:DecodeGroup.remove",
-    "group:DecodeGroup._extract",
-    "group:DecodeGroup.step",
-    "group:DecodeGroup.settle",
-    "segments:Backing.flush",
-    "prefill:materialise",
-    "prefill:store_segment",
-    "prefill:reserve",
-    "pool:Pool.insert",
-    "pool:Pool.lease",
-    "segments:SegmentData.finite",
-    "accounts:Accounts.make_way",
-    "finish:HotCache.reclaim",
+    "engine.ledger:Ledger.join",
+    "runner.runner:MlxRunner.join",
+    "engine.ledger:Ledger.leave",
+    "runner.runner:MlxRunner.leave",
+    "runner.batch:extract",
+    "runner.runner:MlxRunner.step",
+    "runner.runner:MlxRunner.choose",
+    "runner.runner:MlxRunner.take",
+    "engine.ledger:Ledger.open",
+    "runner.runner:MlxRunner.open",
+    "runner.runner:MlxRunner.read",
+    "runner.runner:MlxRunner.mark",
+    "engine.keep:Keeper._store",
+    "engine.ledger:Ledger.grow",
+    "engine.pool:Pool.insert",
+    "engine.pool:Pool.lease",
+    "engine.ledger:Ledger.evict_for",
+    "engine.ledger:Ledger.adopt",
 ]
-ENDS = ["slots:finish_row", "segments:Backing.dissolve"]
+ENDS = ["engine.keep:Keeper._keep", "runner.runner:MlxRunner.trim"]
 
 
 def four_rows() -> dict[int, list[Row]]:
@@ -111,7 +115,7 @@ def four_rows() -> dict[int, list[Row]]:
 
 @pytest.mark.parametrize(
     ("place", "call", "late"),
-    [*((place, 1, False) for place in STEPS), *((place, 2, place != "pool:Pool.lease") for place in STEPS)],
+    [*((place, 1, False) for place in STEPS), *((place, 2, place != "engine.pool:Pool.lease") for place in STEPS)],
 )
 def test_a_step_that_fails_anywhere_costs_nobody_the_answer(
     model: LoadedModel, place: str, call: int, late: bool, monkeypatch: pytest.MonkeyPatch
@@ -143,19 +147,17 @@ def test_what_fails_after_the_answer_costs_a_later_hit_only(
         rows = [make_row(prompt(20, seed), 5, (130,)) for seed in (1, 2, 3)]
         for row in rows:
             run(loop, row)
+            drop_slack(loop)
     assert broken.raised == 2
     rows.append(make_row(prompt(20, 1), 5, (130,)))
     run(loop, rows[-1])
     for row in rows:
         assert isinstance(end_of(row), Finished)
         assert row.out == solo(model, row)
-    for segment in list(loop.pool.segments()):
-        if place == "segments:Backing.dissolve" and not segment.is_leaf:
-            loop.pool.drop(segment, "it still reads from the cache that could not be taken apart")
     assert_idle(loop)
 
 
-@pytest.mark.parametrize("place", ["group:DecodeGroup.join", "prefill:materialise", "prefill:store_segment"])
+@pytest.mark.parametrize("place", ["runner.runner:MlxRunner.join", "runner.runner:MlxRunner.open", "engine.keep:Keeper._store"])
 def test_a_second_failure_ends_the_requests_that_it_hits_and_no_others(
     model: LoadedModel, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,10 +225,10 @@ def test_a_request_that_is_over_is_not_read_again_after_a_failed_step(
 ) -> None:
     loop = make_loop(model)
     over, stays = (make_row(tokens(60, seed=seed), most, (20,)) for seed, most in ((1, 12), (3, 30)))
-    drive(loop, {0: [over, stays]}, until=lambda: len(loop.groups) == 1 and len(over.out) == 10)
+    drive(loop, {0: [over, stays]}, until=lambda: len(loop.batches) == 1 and len(over.out) == 10)
     over.channel.cancelled = how == "cancelled"
     with monkeypatch.context() as patch:
-        broken = break_in(patch, "group:DecodeGroup.remove", {1})
+        broken = break_in(patch, "runner.runner:MlxRunner.leave", {1})
         drive(loop, {})
     assert broken.raised == 1
     assert isinstance(end_of(over), Finished if how == "finished" else Failed)
@@ -244,7 +246,7 @@ def test_a_parked_request_that_cannot_go_on_is_read_again(model: LoadedModel, mo
     drive(loop, {0: [slow, quick]}, until=lambda: slow in loop.parked and len(quick.out) > 2)
     slow.channel.backlog = 0  # type: ignore[misc]
     with monkeypatch.context() as patch:
-        broken = break_in(patch, "loop:DecodeGroup", {1})
+        broken = break_in(patch, "engine.loop:Loop._start_writing", {1})
         drive(loop, {})
     assert broken.raised == 1
     for row in (slow, quick):
@@ -259,11 +261,11 @@ def test_a_prefix_that_could_not_be_restored_holds_no_more_memory_than_is_counte
     loop = make_loop(model)
     ids = tokens(300, seed=1)
     run(loop, make_row(ids, 2, (40, 200)))
-    loop.slots.drop_hot()
+    drop_slack(loop)
     before = active_bytes() - loop.pool.used_bytes
     long = make_row(np.concatenate([ids[:290], tokens(900, seed=2)]), 2, (40, 200))
     with monkeypatch.context() as patch:
-        broken = break_in(patch, "segments:_concatenate", {6, 14})
+        broken = break_in(patch, "runner.layers:_joined", {6, 14})
         run(loop, long)
     assert broken.raised == 2
     assert isinstance(end_of(long), Failed)

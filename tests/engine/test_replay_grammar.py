@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.events import CallArguments, CallStart, Finished
+from pooled_mlx.core.ports import EngineSettings
 from pooled_mlx.core.request import Request, Tool, Turn
-from pooled_mlx.engine.replay import REPLAY_CARD, load_replay_model
-from pooled_mlx.engine.replay_assets import replay_template
-from pooled_mlx.engine.replay_script import ReplayScript, ScriptLine, Split
-from pooled_mlx.engine.room import Room, RoomSettings
-from pooled_mlx.engine.tiny_hybrid import tiny_hybrid_config
+from pooled_mlx.engine.engine import LocalEngine
+from pooled_mlx.replay.assets import replay_template
+from pooled_mlx.replay.engine import REPLAY_CARD, Replay, load_replay_model
+from pooled_mlx.replay.script import ReplayScript, ScriptLine, Split
+from pooled_mlx.replay.tiny_model import tiny_hybrid_config
+from pooled_mlx.runner.start import MlxSource
 from tests.engine.test_room import MIB, WAIT_SECONDS, answers
 from tests.small_tokenizer import byte_level, write_folder
 
@@ -28,15 +31,14 @@ class Scripted:
     """A running room, whose script can be changed."""
 
     def __init__(self, folder: Path) -> None:
-        settings = RoomSettings(context_tokens=2048, pool_bytes=8 * MIB, prefill_step=512, seed=7, script=ReplayScript([]))
-        self.room = Room(REPLAY_CARD, folder, settings, load_model=load_replay_model)
+        settings = EngineSettings(context_tokens=2048, pool_bytes=8 * MIB, prefill_step=512, seed=7)
+        self.room = LocalEngine(REPLAY_CARD, folder, settings, MlxSource(load_replay_model), rehearsal=Replay(ReplayScript([])))
         self.room.start()
         assert self.room.wait_ready(WAIT_SECONDS)
 
     def calls(self, *texts: str, split: Split = "token") -> list[tuple[str, dict[str, str]]]:
         """The calls with which a request is answered."""
-        script = self.room._admission._script
-        assert script is not None
+        script: Any = self.room._admission._scripts
         script.script = ReplayScript([ScriptLine(number, text, split=split) for number, text in enumerate(texts, 1)])
         return self.again()
 

@@ -5,18 +5,31 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pooled_mlx.core.errors import not_ready
 from pooled_mlx.core.events import Failed, Finished
-from pooled_mlx.engine.faults import Faults
 from pooled_mlx.engine.loop import EngineDead, Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx, wrap_model
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.segments import arrays_in, measure_shape
-from tests.engine.harness import ModelProxy, PlainAnswer, assert_idle, drive, make_loop, make_row, run, solo_greedy
+from pooled_mlx.engine.row import Row, Stage
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.runner.layers import arrays_in
+from pooled_mlx.runner.model import LoadedModel, mx, wrap_model
+from pooled_mlx.runner.runner import measure_shape
+from tests.engine.harness import (
+    ModelProxy,
+    PlainAnswer,
+    assert_idle,
+    drive,
+    drop_slack,
+    make_loop,
+    make_row,
+    reopenable,
+    run,
+    solo_greedy,
+)
 from tests.engine.test_loop import FailingModel
 from tests.tiny_models import ARCHITECTURES, tokens
 
@@ -39,7 +52,8 @@ def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def slack_bytes(loop: Loop) -> int:
     """MLX does not copy a slice whose parent is at most 16 KiB larger: with arrays as small as here that adds up."""
-    parts = [(segment.data._states, segment.data._deltas) for segment in loop.pool.segments()]  # type: ignore[attr-defined]
+    runner: Any = loop.runner
+    parts = [[state.layers for state in runner._states.values()], [buffer.caches for buffer in runner._buffers.values()]]
     return SLACK_BYTES * (2 + len(arrays_in(parts)))
 
 
@@ -76,7 +90,7 @@ def end_by_cancel_in_decode(model: LoadedModel) -> Loop:
 def end_by_cancel_before_the_first_token(model: LoadedModel) -> Loop:
     loop = make_loop(model)
     row = make_row(tokens(150, seed=1), 40, (20, 90))
-    drive(loop, {0: [row]}, until=cancel_when(row, lambda: row.decoding))
+    drive(loop, {0: [row]}, until=cancel_when(row, lambda: row.stage is Stage.WRITING))
     drive(loop, {})
     return loop
 
@@ -230,7 +244,7 @@ def test_a_long_conversation_is_in_memory_once_while_it_is_read_and_written() ->
     assert peak_of(hot) < 1.4 * 768
     assert hot.cached_tokens >= 600
     run(loop, make_row(tokens(20, seed=3), 4))
-    loop.slots.drop_hot()
+    drop_slack(loop)
     history = np.concatenate([hot.ids[: hot.position], tokens(40, seed=4)])
     warm = make_row(history, 8, (40, 590, 640, 690))
     assert peak_of(warm) < 1.4 * 1024  # it must grow, and gets room for an eighth more than its 700 tokens
@@ -248,7 +262,7 @@ def test_rows_share_a_batch_only_where_their_copies_fit(budget_tokens: int, wide
     for row in rows:
         row.projected_bytes = token_bytes * 512
     widths = [0]
-    drive(loop, {0: rows}, until=lambda: widths.append(max((len(g.rows) for g in loop.groups), default=0)) or False)
+    drive(loop, {0: rows}, until=lambda: widths.append(max((len(g.rows) for g in loop.batches), default=0)) or False)
     assert max(widths) == widest
     assert [row.out for row in rows] == [solo_greedy(model, row.prompt.ids, 30) for row in rows]
     assert_idle(loop)
@@ -272,11 +286,11 @@ def test_the_hot_cache_goes_with_its_leaf(model: LoadedModel) -> None:
     before = active_bytes()
     loop = make_loop(model)
     run(loop, make_row(tokens(150, seed=1), 12, (100,)))
-    assert loop.slots.hot is not None
-    loop.pool.drop(loop.slots.hot.leaf, "test")
+    assert len(reopenable(loop)) == 1
+    loop.pool.drop(loop.pool.leaves()[0], "test")
     other = make_row(tokens(50, seed=2), 200)
     drive(loop, {0: [other]}, until=lambda: len(other.out) == 2)
-    assert loop.slots.hot is None
+    assert reopenable(loop) == []
     assert other in loop.running
     loop.abort(not_ready("over"))
     loop.pool.clear()

@@ -16,20 +16,21 @@ import pytest
 from pooled_mlx.core.answer import fold
 from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Event, Failed, Finished, Text, check_order
-from pooled_mlx.core.ports import Engine, Prepared
+from pooled_mlx.core.memory import DeviceFacts
+from pooled_mlx.core.ports import Engine, EngineSettings, Prepared
 from pooled_mlx.core.request import Request, Turn
-from pooled_mlx.engine import mlx_backend
-from pooled_mlx.engine.devices import read_device
-from pooled_mlx.engine.faults import Faults
+from pooled_mlx.engine.engine import LocalEngine
 from pooled_mlx.engine.loop import EngineDead, Loop
-from pooled_mlx.engine.memory import DeviceFacts
-from pooled_mlx.engine.mlx_backend import LoadedModel, arrays_of, mx
-from pooled_mlx.engine.prompt import PromptBuilder
-from pooled_mlx.engine.replay import REPLAY_CARD, load_replay_model
-from pooled_mlx.engine.replay_assets import replay_template
-from pooled_mlx.engine.replay_script import ReplayScript, ScriptLine
-from pooled_mlx.engine.room import Room, RoomSettings
-from pooled_mlx.engine.tiny_hybrid import tiny_hybrid_config
+from pooled_mlx.prompt.prompt import PromptBuilder
+from pooled_mlx.replay.assets import replay_template
+from pooled_mlx.replay.engine import REPLAY_CARD, Replay, load_replay_model
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.replay.script import ReplayScript, ScriptLine
+from pooled_mlx.replay.tiny_model import tiny_hybrid_config
+from pooled_mlx.runner import model as mlx_backend
+from pooled_mlx.runner.devices import read_device
+from pooled_mlx.runner.model import LoadedModel, arrays_of, mx
+from pooled_mlx.runner.start import MlxSource
 from tests.mac_fakes import health_body
 from tests.small_tokenizer import byte_level, write_folder
 
@@ -52,7 +53,7 @@ class Rooms:
     """Makes rooms, keeps what they say of their end, and stops them all. `gate` holds back the loading of models."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.made, self.gate = folder, list[Room](), threading.Event()
+        self.folder, self.made, self.gate = folder, list[LocalEngine](), threading.Event()
         self.dead: list[str] = []
         self.gate.set()
 
@@ -62,26 +63,26 @@ class Rooms:
         load: Callable[[Path], LoadedModel] = load_replay_model,
         device: Callable[[], DeviceFacts] = read_device,
         **settings: Any,
-    ) -> Room:
+    ) -> LocalEngine:
         def load_when_told(folder: Path) -> LoadedModel:
             assert self.gate.wait(WAIT_SECONDS)
             return load(folder)
 
         fields = {"context_tokens": 2048, "pool_bytes": 8 * MIB, "prefill_step": 64, "seed": 7, **settings}
         script = ReplayScript(lines or [ScriptLine(1, SAID)])
-        room = Room(
+        room = LocalEngine(
             REPLAY_CARD,
             self.folder,
-            RoomSettings(script=script, **fields),
+            EngineSettings(**fields),
+            MlxSource(load_when_told, device),
             on_dead=self.dead.append,
-            load_model=load_when_told,
-            device=device,
+            rehearsal=Replay(script),
         )
         self.made.append(room)
         room.start()
         return room
 
-    def ready(self, *lines: ScriptLine, **settings: Any) -> Room:
+    def ready(self, *lines: ScriptLine, **settings: Any) -> LocalEngine:
         room = self(*lines, **settings)
         assert room.wait_ready(WAIT_SECONDS), room.health()["reason"]
         return room
@@ -103,7 +104,7 @@ def request(text: str = "Please count.", **fields: Any) -> Request:
     return Request(f"request-{text[:9]}-{id(fields)}", (Turn("system", "Be brief. " * 12), Turn("user", text)), **fields)
 
 
-def answers(room: Room, requests: Sequence[Request], then: Callable[[], None] = lambda: None) -> list[list[Event]]:
+def answers(room: LocalEngine, requests: Sequence[Request], then: Callable[[], None] = lambda: None) -> list[list[Event]]:
     """Submit all of them, then do something, and collect everything that is said."""
 
     async def collect(generation: Any) -> list[Event]:
@@ -127,7 +128,7 @@ def refused(act: Callable[[], Any]) -> ApiError:
     return error.value
 
 
-def submitted_late(room: Room) -> None:
+def submitted_late(room: LocalEngine) -> None:
     """Submit what was prepared at another time."""
 
     async def submit() -> None:
@@ -136,7 +137,7 @@ def submitted_late(room: Room) -> None:
     asyncio.run(submit())
 
 
-def on_engine(room: Room, command: Callable[[Loop], None]) -> None:
+def on_engine(room: LocalEngine, command: Callable[[Loop], None]) -> None:
     """Run a command on the engine thread and wait for it."""
     done = threading.Event()
 
@@ -345,7 +346,7 @@ class Metal:
         return sum(-(-array.nbytes // self.page) * self.page for array in arrays if array.nbytes > 256)
 
 
-def wired_room(rooms: Rooms, metal: Metal, wired: str, recommended: int) -> Room:
+def wired_room(rooms: Rooms, metal: Metal, wired: str, recommended: int) -> LocalEngine:
     device = DeviceFacts("a Mac", 8 << 30, True, recommended, 1 << 30)
     room = rooms(load=metal.load, wired=wired, device=lambda: device)
     assert room.wait_ready(WAIT_SECONDS), room.health()["reason"]

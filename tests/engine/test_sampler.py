@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pooled_mlx.engine.mlx_backend import mx
-from pooled_mlx.engine.sampler import MAX_TOP_K, BatchSampler, SamplingParameters, _in_blocks, _largest
+from pooled_mlx.core.limits import MAX_TOP_K
+from pooled_mlx.core.runner import SamplingParameters
+from pooled_mlx.runner.model import mx
+from pooled_mlx.runner.sampler import BatchSampler, _in_blocks, _largest
 
 
 @pytest.mark.parametrize("vocab", [40, 64, 65, 4096, 4097, 49152, 50001])

@@ -19,16 +19,17 @@ from hypothesis import strategies as st
 
 from pooled_mlx.core.errors import ErrorKind
 from pooled_mlx.core.events import Failed, Finished
-from pooled_mlx.engine.facts import Facts
-from pooled_mlx.engine.faults import Faults
+from pooled_mlx.core.memory import CacheShape, request_bytes
+from pooled_mlx.core.runner import SamplingParameters
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.memory import CacheShape, request_bytes
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.sampler import SamplingParameters, gumbel_noise
-from pooled_mlx.engine.segments import measure_shape
+from pooled_mlx.engine.report import Facts
+from pooled_mlx.engine.row import Row
 from pooled_mlx.grammar.lark import LarkBuilder
 from pooled_mlx.grammar.match import CompiledGrammar, GrammarTokenizer, build
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.runner.model import LoadedModel, mx
+from pooled_mlx.runner.runner import measure_shape
+from pooled_mlx.runner.sampler import gumbel_noise
 from tests.engine.harness import assert_idle, drive, make_loop, make_row, run
 from tests.engine.test_loop import FailingModel
 from tests.tiny_models import ARCHITECTURES, tokens
@@ -219,7 +220,7 @@ class Seen(Facts):
         super().ended(row, error)
 
     def look(self, loop: Loop) -> None:
-        self.widest = max([self.widest, *(len(group.rows) for group in loop.groups)])
+        self.widest = max([self.widest, *(len(group.rows) for group in loop.batches)])
         self.parked |= {row.id for row in loop.parked}
 
 
@@ -240,7 +241,7 @@ def carry_out(name: str, schedule: Schedule) -> tuple[Loop, Seen, list[Row]]:
         park_below=1,
         **CUTS,
     )
-    loop._share = Steps(schedule.steps)  # type: ignore[assignment]
+    loop.share = Steps(schedule.steps)  # type: ignore[assignment]
     arrivals: dict[int, list[Row]] = {}
     for visit, row in zip(schedule.visits, rows, strict=True):
         arrivals.setdefault(visit.arrives, []).append(row)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from pooled_mlx.core.events import Failed, Finished
+from pooled_mlx.core.runner import SamplingParameters
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel, memory_now, mx
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.sampler import SamplingParameters
-from tests.engine.harness import drive, make_loop, make_row
+from pooled_mlx.engine.row import Row
+from pooled_mlx.runner.model import LoadedModel, memory_now, mx
+from tests.engine.harness import drive, drop_slack, make_loop, make_row
 from tests.tiny_models import ARCHITECTURES, tokens
 
 MIB = 1024 * 1024
@@ -52,7 +52,7 @@ def run_batch(loop: Loop, luck: random.Random) -> list[Row]:
 
 def emptied(loop: Loop) -> int:
     """Empty the pool; bytes that MLX still holds."""
-    loop.slots.drop_hot()
+    drop_slack(loop)
     loop.pool.clear()
     gc.collect()
     mx.synchronize()
@@ -77,8 +77,8 @@ def test_nothing_is_left_of_many_requests(name: str) -> None:
             ends["cut off" if isinstance(end, Failed) else "finished"] += 1
         gone += [weakref.ref(row.channel) for row in rows]
         del rows, row, end
-        assert (loop.running, list(loop.waiting), loop.groups, loop.parked) == ([], [], [], [])
-        assert loop.pool.reserved_bytes == 0
+        assert (loop.running, list(loop.waiting), loop.batches, loop.parked) == ([], [], [], [])
+        assert loop.ledger.live_bytes == 0
         assert all(segment.leases == 0 and segment.tips == 0 for segment in loop.pool.segments())
         assert loop.pool.used_bytes <= loop.pool.budget_bytes
     assert ends["cut off"] >= REQUESTS // 6

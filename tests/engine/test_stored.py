@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from pooled_mlx.core.events import Failed
-from pooled_mlx.engine.faults import Faults
 from pooled_mlx.engine.loop import Loop
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.rows import Row
-from pooled_mlx.engine.segments import arrays_in
-from tests.engine.harness import ModelProxy, assert_idle, drive, make_loop, make_row, run, solo_greedy
+from pooled_mlx.engine.row import Row
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.runner.layers import arrays_in
+from pooled_mlx.runner.model import LoadedModel, mx
+from tests.engine.harness import ModelProxy, assert_idle, drive, drop_slack, make_loop, make_row, run, solo_greedy
 from tests.engine.test_exactness import ask
 from tests.engine.test_not_finite import poison
 from tests.engine.test_resources import active_bytes, wide_llama
@@ -94,18 +94,23 @@ def test_behind_a_resume_inside_a_segment_the_right_ids_are_stored(divisible: Lo
     assert all(any(path == text[: len(path)] for text in texts) for path in paths_of(loop))
 
 
-def test_a_resume_inside_a_segment_leaves_it_as_it_was(divisible: LoadedModel) -> None:
+@pytest.mark.parametrize("end", [253, 240], ids=["with its end", "its end gone"])
+def test_a_resume_inside_a_segment_leaves_it_as_it_was(divisible: LoadedModel, end: int) -> None:
     loop = make_loop(divisible)
     first = make_row(tokens(250, seed=1), 3, (240,))
     run(loop, first)
     run(loop, make_row(tokens(80, seed=9), 3))
+    leaf = loop.pool.lookup(joined(said(first), [1])).parent
+    assert leaf is not None
+    if end < 253:
+        loop.pool.drop(leaf, "not finite")
     branch = make_row(joined(first.prompt.ids[:150], tokens(100, seed=2)), 12, (240,))
     run(loop, branch)
     assert branch.cached_tokens == 128
     check(divisible, branch)
-    following = make_row(joined(said(first), tokens(30, seed=3)), 12, (240, 253))
+    following = make_row(joined(said(first)[:end], tokens(30, seed=3)), 12, (240, end))
     run(loop, following)
-    assert following.cached_tokens == 253
+    assert following.cached_tokens == end
     check(divisible, following)
 
 
@@ -122,7 +127,7 @@ def test_what_a_resume_inside_a_segment_needs_is_counted() -> None:
     for gone in (None, branch):  # with what it resumed from in the pool, and without
         if gone is not None:
             loop.pool.clear()
-        loop.slots.settle()
+        loop.ledger.settle()
         assert active_bytes() - before <= loop.pool.used_bytes + 40 * wide_token_bytes(wide)
     drive(loop, {})
     assert_idle(loop)
@@ -228,7 +233,7 @@ def test_nothing_is_read_behind_a_stored_state_that_went_bad(indivisible: Loaded
     cold = list(passes.shapes)
     loop = make_loop(passes)
     run(loop, make_row(ids, 5, (100, 200)))
-    loop.slots.drop_hot()
+    drop_slack(loop)
     assert poison(loop, "states")
     passes.shapes.clear()
     row = make_row(ids, 5, (100, 200))

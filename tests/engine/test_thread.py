@@ -12,10 +12,10 @@ import pytest
 
 from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Event, Failed, Finished, Text
-from pooled_mlx.engine.faults import Faults
 from pooled_mlx.engine.loop import EngineDead, Loop
-from pooled_mlx.engine.rows import Row
+from pooled_mlx.engine.row import Row
 from pooled_mlx.engine.thread import EngineStopped, EngineThread
+from pooled_mlx.replay.faults import Faults
 from tests.engine.harness import ListChannel, assert_idle, make_loop, make_row, solo_greedy
 from tests.engine.test_loop import FailingModel
 from tests.tiny_models import llama, tokens

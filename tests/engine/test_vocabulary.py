@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from pooled_mlx.core.events import Failed, Finished
-from pooled_mlx.engine.faults import Faults
-from pooled_mlx.engine.mlx_backend import LoadedModel, mx
-from pooled_mlx.engine.sampler import SamplingParameters
+from pooled_mlx.core.runner import SamplingParameters
 from pooled_mlx.grammar.lark import LarkBuilder
 from pooled_mlx.grammar.match import GrammarTokenizer, build
+from pooled_mlx.replay.faults import Faults
+from pooled_mlx.runner.model import LoadedModel, mx
 from tests.engine.harness import ModelProxy, PlainAnswer, drive, make_loop, make_row, run
 from tests.tiny_models import llama, tokens
 

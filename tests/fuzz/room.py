@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from pooled_mlx.core.card import SamplingDefaults
+from pooled_mlx.core.ports import EngineSettings
 from pooled_mlx.core.request import Request
-from pooled_mlx.engine.replay import REPLAY_CARD, load_replay_model, write_replay_folder
-from pooled_mlx.engine.replay_script import ReplayScript, ScriptedAnswer, ScriptedAnswers, ScriptLine
-from pooled_mlx.engine.room import Room, RoomSettings
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.engine.engine import LocalEngine
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.replay.engine import REPLAY_CARD, load_replay_model, write_replay_folder
+from pooled_mlx.replay.script import ReplayScript, ScriptedAnswer, ScriptedAnswers, ScriptLine
+from pooled_mlx.runner.start import MlxSource
 from pooled_mlx.store import Ready
 from tests.fuzz.cases import TOOL
 
@@ -60,13 +62,13 @@ class WhereItFits(ScriptedAnswers):
 
 
 @contextmanager
-def small_room(embedded: Ready, folder: Path) -> Iterator[Room]:
+def small_room(embedded: Ready, folder: Path) -> Iterator[LocalEngine]:
     """A running room, its model folder in `folder`."""
     write_replay_folder(embedded.folder, folder)
     card = replace(REPLAY_CARD, sampling=SamplingDefaults(temperature=1.0))
     settings: dict[str, Any] = {"context_tokens": 8192, "pool_bytes": 64 << 20, "max_queue": 32, "prefill_step": 256, "seed": 7}
-    room = Room(card, folder, RoomSettings(**settings), load_model=load_replay_model)
-    room._admission._script = WhereItFits(room._tokens)
+    room = LocalEngine(card, folder, EngineSettings(**settings), MlxSource(load_replay_model))
+    room._admission._scripts = WhereItFits(room._tokens)
     room.start()
     try:
         if not room.wait_ready(_READY_SECONDS):

@@ -11,10 +11,10 @@ import pytest
 
 from pooled_mlx.api.messages import MessagesEdge
 from pooled_mlx.core.card import ModelCard, ThinkingRule
-from pooled_mlx.engine.exact_ids import ExactIds, Known, canonical_answer
-from pooled_mlx.engine.prompt import PromptBuilder
-from pooled_mlx.engine.replay_assets import replay_template
-from pooled_mlx.engine.templates import ChatTemplate
+from pooled_mlx.prompt.exact_ids import ExactIds, Known, canonical_answer
+from pooled_mlx.prompt.prompt import PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
+from pooled_mlx.replay.assets import replay_template
 from tests import template_families as families
 from tests.golden.test_traces import MAIN_LOOPS, Replay
 from tests.shared_data import shared_path

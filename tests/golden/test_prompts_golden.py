@@ -19,10 +19,10 @@ from transformers import PreTrainedTokenizerFast
 
 from pooled_mlx.core.card import ModelCard, ThinkingRule
 from pooled_mlx.core.request import CustomGrammar, Request, Thinking, Tool, ToolCall, Turn
-from pooled_mlx.engine.prompt import PromptBuilder
-from pooled_mlx.engine.replay_assets import replay_template, replay_tokenizer_json
-from pooled_mlx.engine.templates import ChatTemplate
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.prompt import PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.replay.assets import replay_template, replay_tokenizer_json
 from tests import template_families as families
 from tests.real_tokenizers import qwen36_folder, smollm2_folder
 from tests.shared_data import shared_path

@@ -11,6 +11,6 @@ from pooled_mlx.store import Ready, ensure_model
 @pytest.fixture(scope="session")
 def embedded() -> Ready:
     """SmolLM2-135M-Instruct as `pooled-mlx serve` loads it."""
-    from pooled_mlx.engine.gguf import convert_gguf
+    from pooled_mlx.store.gguf import convert_gguf
 
     return ensure_model(load_catalog(builtin_folder()).cards[EMBEDDED_CARD], convert=convert_gguf)

@@ -13,10 +13,12 @@ from typing import Any
 from pooled_mlx.core.answer import Answer, fold
 from pooled_mlx.core.card import SamplingDefaults
 from pooled_mlx.core.events import Event, check_order
+from pooled_mlx.core.ports import EngineSettings
 from pooled_mlx.core.request import Request, Sampling, ToolCall, Turn
-from pooled_mlx.engine.replay import open_replay_room
-from pooled_mlx.engine.replay_script import ReplayScript, ScriptLine
-from pooled_mlx.engine.room import Room, RoomSettings
+from pooled_mlx.engine.engine import LocalEngine
+from pooled_mlx.replay.engine import open_replay_engine
+from pooled_mlx.replay.script import ReplayScript, ScriptLine
+from pooled_mlx.runner.start import MlxSource
 from pooled_mlx.store import Ready
 
 READY_SECONDS = 300.0
@@ -24,25 +26,25 @@ _numbers = itertools.count()
 
 
 @contextmanager
-def scripted_room(embedded: Ready, folder: Path, lines: Sequence[ScriptLine], **settings: Any) -> Iterator[Room]:
+def scripted_room(embedded: Ready, folder: Path, lines: Sequence[ScriptLine], **settings: Any) -> Iterator[LocalEngine]:
     """A room that answers from `lines`, on the tiny hybrid model."""
-    room = open_replay_room(ReplayScript(lines), embedded.folder, folder, RoomSettings(**{"prefill_step": 64, **settings}))
+    room = open_replay_engine(ReplayScript(lines), embedded.folder, folder, EngineSettings(**{"prefill_step": 64, **settings}))
     with _running(room):
         yield room
 
 
 @contextmanager
-def small_room(embedded: Ready, **settings: Any) -> Iterator[Room]:
+def small_room(embedded: Ready, **settings: Any) -> Iterator[LocalEngine]:
     """The embedded model, greedy unless the request says otherwise."""
     card = replace(embedded.card, sampling=SamplingDefaults(temperature=0.0))
-    room = Room(card, embedded.folder, RoomSettings(**{"prefill_step": 128, "seed": 7, **settings}))
+    room = LocalEngine(card, embedded.folder, EngineSettings(**{"prefill_step": 128, "seed": 7, **settings}), MlxSource())
     room.start()
     with _running(room):
         yield room
 
 
 @contextmanager
-def _running(room: Room) -> Iterator[None]:
+def _running(room: LocalEngine) -> Iterator[None]:
     try:
         assert room.wait_ready(READY_SECONDS), room.health()["reason"]
         yield
@@ -69,7 +71,7 @@ class Said:
         return self.answer.usage.prompt_tokens - self.answer.usage.cached_tokens
 
 
-def ask(room: Room, turns: Sequence[Turn], *, temperature: float = 0.0, most: int = 60, **fields: Any) -> Said:
+def ask(room: LocalEngine, turns: Sequence[Turn], *, temperature: float = 0.0, most: int = 60, **fields: Any) -> Said:
     """One request through `prepare` and `submit`, to its end."""
     request = Request(
         id=f"test-{next(_numbers)}",

@@ -34,8 +34,8 @@ def test_its_card_says_what_its_files_say(embedded: Ready):
 
 def test_it_knows_the_capital_of_france(embedded: Ready):
     """Rotation, row order, tokenizer and template are right: any of them wrong gives noise."""
-    from pooled_mlx.engine import mlx_backend
-    from pooled_mlx.engine.mlx_backend import mx
+    from pooled_mlx.runner import model as mlx_backend
+    from pooled_mlx.runner.model import mx
 
     model = mlx_backend.load(embedded.folder)
     tokenizer = Tokenizer.from_file(str(embedded.folder / "tokenizer.json"))

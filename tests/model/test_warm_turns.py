@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pooled_mlx.core.request import Thinking, Tool, ToolCall, Turn
-from pooled_mlx.engine.exact_ids import ExactIds
-from pooled_mlx.engine.replay_script import ScriptLine
+from pooled_mlx.prompt.exact_ids import ExactIds
+from pooled_mlx.replay.script import ScriptLine
 from pooled_mlx.store import Ready
 from tests.model.rooms import Said, ask, result, scripted_room, small_room
 

@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pooled_mlx.engine.cuts import CutRule, checkpoints, pieces, resume_positions
+from pooled_mlx.core.cuts import CutRule, checkpoints, pieces, resume_positions
 
 
 @st.composite

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from pooled_mlx.engine.cuts import CutRule, checkpoints, pieces
+from pooled_mlx.core.cuts import CutRule, checkpoints, pieces
 from pooled_mlx.engine.pool import MOST_STATES, Lease, Pool, Segment
 from tests.pool_fakes import Clock, FakeData, check_match
 

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from pooled_mlx.core.card import ModelCard, ThinkingRule
 from pooled_mlx.core.request import Request, Thinking, Tool, ToolCall, Turn
-from pooled_mlx.engine.prompt import Prompt, PromptBuilder
-from pooled_mlx.engine.replay_assets import replay_template
-from pooled_mlx.engine.templates import ChatTemplate
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.prompt import Prompt, PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.replay.assets import replay_template
 from tests import template_families as families
 from tests.shared_data import shared_path
 from tests.small_tokenizer import CHATML, QWEN_TAGS, byte_level, byte_level_tokens

@@ -13,12 +13,12 @@ from pooled_mlx.cli.doctor import examine
 from pooled_mlx.cli.running import Server
 from pooled_mlx.config import Settings
 from pooled_mlx.core.card import ModelCard
-from pooled_mlx.engine.call_form import GENERIC, CallForm, call_form, folder_call_form
-from pooled_mlx.engine.memory import DeviceFacts
-from pooled_mlx.engine.prompt import PromptBuilder
-from pooled_mlx.engine.templates import ChatTemplate
-from pooled_mlx.engine.tiny_hybrid import tiny_hybrid_config
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.core.memory import DeviceFacts
+from pooled_mlx.prompt.call_form import GENERIC, CallForm, call_form, folder_call_form
+from pooled_mlx.prompt.prompt import PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.replay.tiny_model import tiny_hybrid_config
 from pooled_mlx.server.settings import ServerSettings
 from pooled_mlx.store import Ready
 from pooled_mlx.store.derive import derive_card
@@ -196,7 +196,7 @@ def test_models_show_says_how_known_calls_are_read(capsys: pytest.CaptureFixture
 def test_serve_warns_at_its_start(foreign_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     card = derive_card(foreign_folder)
     server = Server(Settings(), ServerSettings(), card, DeviceFacts("x", 8 << 30))
-    monkeypatch.setattr("pooled_mlx.engine.room.Room.start", lambda room: None)  # its weights say nothing
+    monkeypatch.setattr("pooled_mlx.engine.engine.LocalEngine.start", lambda room: None)  # its weights say nothing
     server._make_room(Ready(card, foreign_folder), lambda reason: None)
     (record,) = [record for record in caplog.records if "calling tools" in record.getMessage()]
     assert record.levelname == "WARNING"

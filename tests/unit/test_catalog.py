@@ -9,13 +9,13 @@ from pooled_mlx.catalog import (
     EMBEDDED_CARD,
     CatalogError,
     builtin_folder,
-    format_size,
     load_catalog,
     parse_card,
     parse_size,
     pick_default,
     user_folder,
 )
+from pooled_mlx.core.memory import format_size
 
 GIB = 1024**3
 MINIMAL = {"id": "tiny", "label": "Tiny", "repo": "someone/tiny"}

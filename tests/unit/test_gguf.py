@@ -11,7 +11,7 @@ from tests.unit.gguf_writer import q4_1, q8_0, write_gguf
 
 mx = pytest.importorskip("mlx.core")
 
-from pooled_mlx.engine.gguf import GgufError, convert_gguf  # noqa: E402
+from pooled_mlx.store.gguf import GgufError, convert_gguf  # noqa: E402
 
 HIDDEN, HEADS, KV_HEADS, INNER, LAYERS = 64, 4, 2, 96, 2
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "Ġ", "a", "b", "c", "1", "2", "ab", "Ġab"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pooled_mlx.catalog import builtin_folder, load_catalog
 from pooled_mlx.core.card import ModelCard
-from pooled_mlx.engine.memory import (
+from pooled_mlx.core.memory import (
     GIB,
     MIB,
     CacheShape,
@@ -232,7 +232,7 @@ def test_any_plan_is_inside_the_limit_and_its_context_fits(recommended: int, wei
 
 
 def test_this_machine_can_be_read():
-    from pooled_mlx.engine.devices import read_device
+    from pooled_mlx.runner.devices import read_device
 
     facts = read_device()
     assert facts.memory_bytes > 2**28

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pooled_mlx.engine.exact_ids import ExactIds
-from pooled_mlx.engine.facts import Facts
 from pooled_mlx.engine.pool import Pool
-from pooled_mlx.engine.pool_report import PoolReporter
+from pooled_mlx.engine.report import Facts, PoolReporter
+from pooled_mlx.prompt.exact_ids import ExactIds
 from tests.mac_fakes import health_body, pool_body
 from tests.pool_fakes import RULE, Chat, Clock, FakeModel, words
 

@@ -6,10 +6,10 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.request import Request, Turn
-from pooled_mlx.engine.pieces import Piece, cut_ids, cut_text
-from pooled_mlx.engine.prompt import PromptBuilder
-from pooled_mlx.engine.templates import ChatTemplate
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.prompt import PromptBuilder
+from pooled_mlx.prompt.spans import TextSpan, cut_ids, cut_text
+from pooled_mlx.prompt.templates import ChatTemplate
+from pooled_mlx.prompt.tokens import Tokens
 from tests.small_tokenizer import byte_level, byte_level_tokens, sentencepiece
 
 STRIPPING = [
@@ -27,7 +27,7 @@ TEXTS = [
 ]
 
 
-def joined(pieces: list[Piece]) -> list[int]:
+def joined(pieces: list[TextSpan]) -> list[int]:
     return np.concatenate([np.zeros(0, np.uint32), *(piece.ids for piece in pieces)]).tolist()
 
 

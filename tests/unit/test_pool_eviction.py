@@ -2,7 +2,7 @@
 
 import pytest
 
-from pooled_mlx.engine.cuts import CutRule
+from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.engine.pool import MOST_PINS, MOST_STATES, Lease, Pool
 from tests.pool_fakes import RULE, Chat, Clock, FakeModel, make_pool, put, words
 

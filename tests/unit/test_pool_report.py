@@ -1,10 +1,10 @@
 import json
 import threading
 
-from pooled_mlx.engine.exact_ids import ExactIds, Known, as_ids, canonical_answer, history_digest
 from pooled_mlx.engine.pool import Pool
-from pooled_mlx.engine.pool_report import MOST_CONVERSATIONS, MOST_REASONS, MOST_SEGMENTS, PoolReporter, pool_report
-from pooled_mlx.engine.reasons import Reason
+from pooled_mlx.engine.report import MOST_CONVERSATIONS, MOST_REASONS, MOST_SEGMENTS, PoolReporter, pool_report
+from pooled_mlx.prompt.exact_ids import ExactIds, Known, as_ids, canonical_answer, history_digest
+from pooled_mlx.prompt.reasons import Reason
 from tests.pool_fakes import RULE, Chat, Clock, FakeData, FakeModel, words
 
 

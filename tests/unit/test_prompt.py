@@ -10,8 +10,8 @@ import pytest
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.request import Thinking, Turn
-from pooled_mlx.engine.prompt import PromptBuilder
-from pooled_mlx.engine.templates import ChatTemplate
+from pooled_mlx.prompt.prompt import PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
 from tests.prompt_builders import FAMILIES, KEEP, READ, builder, call, marked, qwen, request, text_of, user
 from tests.small_tokenizer import byte_level_tokens
 

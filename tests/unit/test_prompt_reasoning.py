@@ -10,8 +10,8 @@ import pytest
 
 from pooled_mlx.core.card import ModelCard, ThinkingRule
 from pooled_mlx.core.request import Thinking, Tool, Turn
-from pooled_mlx.engine.prompt import PromptBuilder
-from pooled_mlx.engine.templates import ChatTemplate, Dates
+from pooled_mlx.prompt.prompt import PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate, Dates
 from tests import template_families as families
 from tests.prompt_builders import DROP, FAMILIES, KEEP, READ, builder, call, qwen, request, text_of, user
 from tests.small_tokenizer import byte_level_tokens

@@ -3,9 +3,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.request import Request, Thinking, Tool, ToolCall, ToolChoice, Turn
-from pooled_mlx.engine.cuts import CutRule
-from pooled_mlx.engine.reasons import PromptFacts, Reason, RecentPrompts, prompt_facts, words_apart
+from pooled_mlx.prompt.reasons import PromptFacts, Reason, RecentPrompts, prompt_facts, words_apart
 
 RULE = CutRule(step=32, spacing=128, minimum=16)
 HEADER = "<assistant>"

@@ -11,11 +11,11 @@ import pytest
 
 from pooled_mlx.core.errors import ApiError
 from pooled_mlx.core.request import Request, Turn
-from pooled_mlx.engine.faults import Faults, ScriptedFault
-from pooled_mlx.engine.replay_assets import TAGS, replay_template, replay_tokenizer_json
-from pooled_mlx.engine.replay_script import ReplayScript, ScriptedAnswers, ScriptError, ScriptLine, parse_script
-from pooled_mlx.engine.tokens import TokenizerError, Tokens
 from pooled_mlx.grammar.match import GrammarTokenizer, build
+from pooled_mlx.prompt.tokens import TokenizerError, Tokens
+from pooled_mlx.replay.assets import TAGS, replay_template, replay_tokenizer_json
+from pooled_mlx.replay.faults import Faults, ScriptedFault
+from pooled_mlx.replay.script import ReplayScript, ScriptedAnswers, ScriptError, ScriptLine, parse_script
 from tests.small_tokenizer import byte_level, byte_level_tokens
 
 TOKENS = byte_level_tokens()

@@ -10,11 +10,11 @@ import pytest
 
 from pooled_mlx.core.card import ModelCard, ThinkingRule
 from pooled_mlx.core.request import Request, Thinking, Tool, ToolCall, Turn
-from pooled_mlx.engine.exact_ids import ExactIds, Known, canonical_answer, history_digest
-from pooled_mlx.engine.prompt import Prompt, PromptBuilder
-from pooled_mlx.engine.replay_assets import replay_template
-from pooled_mlx.engine.templates import ChatTemplate
-from pooled_mlx.engine.tokens import Tokens
+from pooled_mlx.prompt.exact_ids import ExactIds, Known, canonical_answer, history_digest
+from pooled_mlx.prompt.prompt import Prompt, PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
+from pooled_mlx.prompt.tokens import Tokens
+from pooled_mlx.replay.assets import replay_template
 from pooled_mlx.text.tokens import TokenTable
 from tests import template_families as families
 from tests.answers import stream_of

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from pooled_mlx.engine.replay_assets import replay_template
-from pooled_mlx.engine.templates import ChatTemplate, Dates, TemplateFailed
-from pooled_mlx.engine.tokens import TokenizerError
+from pooled_mlx.prompt.templates import ChatTemplate, Dates, TemplateFailed
+from pooled_mlx.prompt.tokens import TokenizerError
+from pooled_mlx.replay.assets import replay_template
 from tests import template_families as families
 from tests.shared_data import shared_path
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from pooled_mlx.engine.tokens import PieceMemo, TokenizerError, Tokens
+from pooled_mlx.prompt.tokens import PieceMemo, TokenizerError, Tokens
 from tests.small_tokenizer import CHATML, QWEN_TAGS, byte_level, byte_level_tokens, sentencepiece, write_folder
 
 TEXTS = [

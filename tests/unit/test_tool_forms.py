@@ -8,10 +8,10 @@ import pytest
 
 from pooled_mlx.core.card import ModelCard, ThinkingRule
 from pooled_mlx.core.request import CustomGrammar, Request, Tool, Turn
-from pooled_mlx.engine.prompt import PromptBuilder
-from pooled_mlx.engine.replay_assets import replay_template
-from pooled_mlx.engine.templates import ChatTemplate
-from pooled_mlx.engine.tool_forms import ToolForms
+from pooled_mlx.prompt.prompt import PromptBuilder
+from pooled_mlx.prompt.templates import ChatTemplate
+from pooled_mlx.prompt.tool_forms import ToolForms
+from pooled_mlx.replay.assets import replay_template
 from tests.small_tokenizer import byte_level_tokens
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from pooled_mlx.api.chat_completions.messages import read_messages
 from pooled_mlx.api.chat_completions.tools import read_response_format, read_tool_choice, read_tools
 from pooled_mlx.api.common import (
-    EFFORTS,
     Fields,
     check_hosted_alone,
     check_turns,
@@ -20,6 +19,7 @@ from pooled_mlx.api.common import (
 )
 from pooled_mlx.api.edge import Parsed
 from pooled_mlx.core.errors import bad_request
+from pooled_mlx.core.limits import EFFORTS, NO_EFFORT
 from pooled_mlx.core.request import Request, Thinking
 from pooled_mlx.core.turns import arrange_turns
 
@@ -95,13 +95,13 @@ def _thinking(body: Fields) -> Thinking:
     word = body.text("reasoning_effort")
     if word is None:
         return Thinking(on=switch is True, budget_tokens=_budget(body) if switch else None)
-    if word in ("none", "minimal"):
+    if word in NO_EFFORT:
         return Thinking()
     for effort in EFFORTS:
         if word == effort:
             return Thinking(on=True, effort=effort, budget_tokens=_budget(body))
     raise bad_request(
-        f"reasoning_effort must be one of none, minimal, {', '.join(EFFORTS)}, not {show(word)}.", "reasoning_effort"
+        f"reasoning_effort must be one of {', '.join([*NO_EFFORT, *EFFORTS])}, not {show(word)}.", "reasoning_effort"
     )
 
 

@@ -1,0 +1,1 @@
+"""All of MLX: model, caches, batches, sampling."""
