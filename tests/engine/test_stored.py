@@ -94,18 +94,23 @@ def test_behind_a_resume_inside_a_segment_the_right_ids_are_stored(divisible: Lo
     assert all(any(path == text[: len(path)] for text in texts) for path in paths_of(loop))
 
 
-def test_a_resume_inside_a_segment_leaves_it_as_it_was(divisible: LoadedModel) -> None:
+@pytest.mark.parametrize("end", [253, 240], ids=["with its end", "its end gone"])
+def test_a_resume_inside_a_segment_leaves_it_as_it_was(divisible: LoadedModel, end: int) -> None:
     loop = make_loop(divisible)
     first = make_row(tokens(250, seed=1), 3, (240,))
     run(loop, first)
     run(loop, make_row(tokens(80, seed=9), 3))
+    leaf = loop.pool.lookup(joined(said(first), [1])).parent
+    assert leaf is not None
+    if end < 253:
+        loop.pool.drop(leaf, "not finite")
     branch = make_row(joined(first.prompt.ids[:150], tokens(100, seed=2)), 12, (240,))
     run(loop, branch)
     assert branch.cached_tokens == 128
     check(divisible, branch)
-    following = make_row(joined(said(first), tokens(30, seed=3)), 12, (240, 253))
+    following = make_row(joined(said(first)[:end], tokens(30, seed=3)), 12, (240, end))
     run(loop, following)
-    assert following.cached_tokens == 253
+    assert following.cached_tokens == end
     check(divisible, following)
 
 
