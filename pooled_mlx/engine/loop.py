@@ -76,7 +76,10 @@ class Batch:
 
 
 class Loop:
-    """The running rows and the order in which they get the machine. Owned by the engine thread."""
+    """The running rows and the order in which they get the machine. Owned by the engine thread.
+
+    `clock` gives seconds and never goes back; all that the loop decides by time is decided by it.
+    """
 
     def __init__(
         self,
@@ -230,7 +233,7 @@ class Loop:
     # --- reading prompts
 
     def _read_piece(self, row: Row) -> None:
-        began = time.perf_counter()
+        began = self._clock()
         try:
             if row.cache is None:
                 match = self.keeper.restore(row)
@@ -245,7 +248,7 @@ class Loop:
             self.counters.pieces += 1
             self.counters.prefilled_tokens += tokens
             self._tell_progress(row)
-            self._tell(self._observer.prefilled, row, tokens, time.perf_counter() - began)
+            self._tell(self._observer.prefilled, row, tokens, self._clock() - began)
             if done:
                 self.reading.remove(row)
                 row.plan_forced()
@@ -259,7 +262,7 @@ class Loop:
                 self.reading.remove(row)
             self._end_or_rebuild(row, error)
         self._since_clear += 1
-        self.share.piece_read(time.perf_counter() - began)
+        self.share.piece_read(self._clock() - began)
 
     def _tell_progress(self, row: Row) -> None:
         if not row.out:  # a rebuilt row's client has part of its answer
@@ -323,7 +326,7 @@ class Loop:
         self._next_batch %= len(self.batches)
         batch = self.batches[self._next_batch]
         self._next_batch += 1
-        began = time.perf_counter()
+        began = self._clock()
         try:
             self._step(batch)
         except Exception as error:
@@ -338,7 +341,7 @@ class Loop:
         if leaving := [row for row in batch.rows if row.broken is not None or row.finish is not None or self._must_leave(row)]:
             self._take_out(batch, leaving)
         self._since_clear += 1
-        self.share.step_taken(time.perf_counter() - began)
+        self.share.step_taken(self._clock() - began)
 
     def _step(self, batch: Batch) -> None:
         """One pass for a batch, and its rows' next choices.

@@ -130,6 +130,17 @@ def make_row(
     )
 
 
+class Ticks:
+    """A clock that goes on by a millisecond whenever it is read: whatever takes turns by time does so alike on every run."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+
+    def __call__(self) -> float:
+        self._now += 0.001
+        return self._now
+
+
 def make_loop(
     model: LoadedModel,
     *,
@@ -140,6 +151,7 @@ def make_loop(
     remember: Callable[[Row], None] = lambda row: None,
     explain: Callable[[Row, Match], None] = lambda row, match: None,
     observer: Observer | None = None,
+    clock: Callable[[], float] | None = None,
     known_tokens: int | None = None,
     **settings: Any,
 ) -> Loop:
@@ -151,6 +163,7 @@ def make_loop(
         remember=remember,
         explain=explain,
         observer=observer,
+        clock=clock,
         **settings,
     )
 
@@ -163,11 +176,14 @@ def loop_on(
     remember: Callable[[Row], None] = lambda row: None,
     explain: Callable[[Row, Match], None] = lambda row, match: None,
     observer: Observer | None = None,
+    clock: Callable[[], float] | None = None,
     **settings: Any,
 ) -> Loop:
-    """A loop with its own pool on a runner."""
-    pool = Pool(budget, b"test", divisible=runner.facts.divisible, rule=rule)
-    return Loop(runner, pool, LoopSettings(**{"token_bytes": 1024, **settings}), observer or Facts(), remember, explain)
+    """A loop with its own pool and clock on a runner: what is scheduled does not depend on the machine's speed."""
+    clock = clock or Ticks()
+    pool = Pool(budget, b"test", divisible=runner.facts.divisible, rule=rule, clock=clock)
+    chosen = LoopSettings(**{"token_bytes": 1024, **settings})
+    return Loop(runner, pool, chosen, observer or Facts(), remember, explain, clock=clock)
 
 
 def drive(loop: Loop, arrivals: Mapping[int, Sequence[Row]], until: Callable[[], bool] | None = None) -> int:

@@ -29,6 +29,14 @@ async def test_events_come_in_order_and_progress_that_nobody_read_is_replaced() 
     assert channel.backlog == 0
 
 
+async def test_progress_takes_the_place_of_progress_only() -> None:
+    channel = Channel(asyncio.get_running_loop(), lambda: None)
+    events = (Text("a"), Prefill(0, 9, 0), Text("b"), Queued(1), Finished("stop", Usage()))
+    for event in events:
+        channel.put(event)
+    assert await collected(channel) == list(events)
+
+
 async def test_a_reader_that_waits_is_woken_once_a_burst_from_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     channel = Channel(loop, lambda: None)

@@ -296,6 +296,20 @@ def test_the_pool_gives_back_memory_and_gets_it_again(rooms: Rooms) -> None:
     assert fold(answers(room, [request()])[0]).usage.cached_tokens > 0
 
 
+def test_an_answer_that_a_stop_string_cut_is_read_as_the_client_has_it(rooms: Rooms) -> None:
+    room = rooms.ready()
+    cut = fold(answers(room, [request(stop=("three",))])[0])
+    assert (cut.text, cut.finish_reason) == ("One, two, ", "stop")
+    on_engine(room, lambda loop: None)
+    assert room.pool()["exact_ids"]["answers"] == 0
+    first = request()
+    sent_back = replace(first, turns=(*first.turns, Turn("assistant", cut.text), Turn("user", "Go on.")))
+    assert room.count_tokens(sent_back) == rooms.ready().count_tokens(sent_back)
+    answers(room, [request()])
+    on_engine(room, lambda loop: None)
+    assert room.pool()["exact_ids"]["answers"] == 1
+
+
 class Metal:
     """MLX's residency sets of a Mac: what is wired of the buffers that there are, in pages, by the rules of its allocator."""
 

@@ -93,6 +93,30 @@ def test_a_divisible_cache_resumes_inside_a_segment_on_the_step_grid():
     assert pool.lookup(whole).tokens == 196
 
 
+def test_a_divisible_cache_leaves_one_token_to_compute_on_the_grid_as_well():
+    pool = make_pool(divisible=True)
+    first = put(pool, pool.root, words("a", 100))
+    put(pool, first, words("b", 100))
+    whole = [*words("a", 100), *words("b", 100)]
+    for end in (32, 64, 132, 164):
+        match = pool.lookup(whole[:end])
+        check_match(pool, match, whole[:end])
+        assert match.tokens == end - 32
+
+
+def test_siblings_of_equal_length_are_told_apart():
+    pool = make_pool()
+    trunk = put(pool, pool.root, words("trunk", 50))
+    twins = [[7, *words(name, 40)] for name in "ab"]
+    stored = [put(pool, trunk, ids) for ids in twins]
+    assert stored[0] is not stored[1]
+    for ids, segment in zip(twins, stored, strict=True):
+        prompt = [*words("trunk", 50), *ids, 9]
+        match = pool.lookup(prompt)
+        check_match(pool, match, prompt)
+        assert match.path == (trunk, segment)
+
+
 # Insert
 
 

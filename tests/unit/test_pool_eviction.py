@@ -3,7 +3,7 @@
 import pytest
 
 from pooled_mlx.core.cuts import CutRule
-from pooled_mlx.engine.pool import MOST_PINS, MOST_STATES, Pool
+from pooled_mlx.engine.pool import MOST_PINS, MOST_STATES, Lease, Pool
 from tests.pool_fakes import RULE, Chat, Clock, FakeModel, make_pool, put, words
 
 
@@ -25,6 +25,33 @@ def test_a_conversation_keeps_few_states():
     ends = [segment.end for segment in kept]
     assert ends[0] == 1500
     assert ends[-1] == len(ids) - len(Chat.HEADER)
+
+
+def test_a_path_never_has_more_states_than_it_may():
+    pool = make_pool()
+    tip = pool.root
+    for number in range(3 * MOST_STATES):
+        tip = put(pool, tip, words(f"turn {number}", 60), boundary="user")
+        assert sum(1 for segment in tip.path() if segment.state_bytes) == min(number + 1, MOST_STATES)
+
+
+def test_thinning_spares_the_state_that_a_request_stands_on():
+    def grown(leased: int | None) -> tuple[set[int], Lease]:
+        """Ends of the states after one turn too many, while a request resumes at the end of turn `leased`."""
+        pool = make_pool()
+        tip = pool.root
+        path = [tip := put(pool, tip, words(f"turn {number}", 60), boundary="user") for number in range(MOST_STATES)]
+        lease = Lease(pool, [path[leased]] if leased is not None else [])
+        tip = put(pool, tip, words("one more", 60), boundary="user")
+        return {segment.end for segment in tip.path() if segment.state_bytes}, lease
+
+    kept, _ = grown(None)
+    gone = next(number for number in range(MOST_STATES) if 60 * (number + 1) not in kept)
+    assert gone < MOST_STATES - 1
+    spared, lease = grown(gone)
+    assert 60 * (gone + 1) in spared
+    assert len(spared) == MOST_STATES
+    lease.release()
 
 
 def test_old_states_are_kept_at_growing_distances():

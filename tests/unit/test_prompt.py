@@ -74,6 +74,28 @@ def test_every_family_has_a_head_and_a_boundary_for_each_turn(name: str) -> None
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_what_follows_the_end_token_of_an_answer_belongs_to_the_next_turn(name: str) -> None:
+    """That is where the cache of a generated answer ends: a boundary anywhere else would not meet it."""
+    build = builder(name)
+    prompt = build.build(request(user("one"), Turn("assistant", "two"), user("three"), Turn("assistant", "four"), user("five")))
+    enders = [place + 1 for place, token in enumerate(prompt.ids.tolist()) if token in build.traits.enders]
+    starts = [start for start, _ in prompt.turns]
+    for answer in (1, 3):
+        after = next((end for end in enders if starts[answer] < end <= starts[answer + 1]), starts[answer + 1])
+        assert starts[answer + 1] == after
+        assert after in prompt.boundaries
+
+
+def test_where_no_token_opens_a_turn_boundaries_are_at_end_tokens() -> None:
+    ended = "{{ m.role }}: {{ m.content }}{{ '</s>' if m.role == 'system' else '\\n' }}"
+    source = "{% for m in messages %}" + ended + "{% endfor %}assistant: "
+    build = PromptBuilder(byte_level_tokens(("</s>",), (), eos=("</s>",)), ChatTemplate(source), ModelCard("t", "T"))
+    assert not build.traits.openers
+    prompt = build.build(request(Turn("system", "Sys."), user("one"), Turn("assistant", "two"), user("three")))
+    assert marked(prompt, build.tokens) == ["system: Sys.</s>", "user: one\nassistant: two\nuser: three\nassistant: "]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_longer_conversation_keeps_the_boundaries_of_its_beginning(name: str) -> None:
     build = builder(name)
     turns = [

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from pooled_mlx.core.card import ModelCard, ThinkingRule
-from pooled_mlx.core.request import Thinking, Turn
+from pooled_mlx.core.request import Thinking, Tool, Turn
 from pooled_mlx.prompt.prompt import PromptBuilder
 from pooled_mlx.prompt.templates import ChatTemplate, Dates
-from tests.prompt_builders import DROP, FAMILIES, KEEP, builder, call, qwen, request, text_of, user
+from tests import template_families as families
+from tests.prompt_builders import DROP, FAMILIES, KEEP, READ, builder, call, qwen, request, text_of, user
 from tests.small_tokenizer import byte_level_tokens
 
 
@@ -74,13 +75,14 @@ def test_reasoning_that_was_not_sent_is_not_invented() -> None:
         assert "thought" not in text_of(build.build(request(*turns)), build.tokens)
 
 
+class Clock:
+    now = datetime(2026, 11, 28, 23, 59)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
 def test_the_date_of_a_conversation_stays() -> None:
-    class Clock:
-        now = datetime(2026, 11, 28, 23, 59)
-
-        def __call__(self) -> datetime:
-            return self.now
-
     clock = Clock()
     build = builder("harmony", dates=Dates(clock))
     turns = (user("one"), Turn("assistant", "two"), user("three"))
@@ -90,6 +92,22 @@ def test_the_date_of_a_conversation_stays() -> None:
     assert "2026-11-28" in text_of(second, build.tokens)
     assert np.array_equal(first.ids[: first.head], second.ids[: first.head])
     assert "2026-11-29" in text_of(build.build(request(user("new talk"))), build.tokens)
+
+
+def test_another_set_of_tools_is_another_conversation_after_midnight() -> None:
+    clock = Clock()
+    source = "{{ '<|im_start|>system\\n' + strftime_now('%Y-%m-%d') + '<|im_end|>\\n' }}" + families.QWEN3
+    build = PromptBuilder(byte_level_tokens(), ChatTemplate(source), ModelCard("t", "T"), dates=Dates(clock))
+    assert build.traits.native_tools
+    other = replace(READ, name="write_file")
+
+    def date(*tools: Tool) -> str:
+        text = text_of(build.build(request(user("the same words"), tools=tools)), build.tokens)
+        return next(day for day in ("2026-11-28", "2026-11-29") if day in text)
+
+    assert date(READ) == "2026-11-28"
+    clock.now += timedelta(days=1)
+    assert [date(other), date(READ), date(other), date()] == ["2026-11-29", "2026-11-28", "2026-11-29", "2026-11-29"]
 
 
 def test_a_model_that_opens_its_block_itself() -> None:
