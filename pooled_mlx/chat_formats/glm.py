@@ -10,7 +10,7 @@ from pooled_mlx.chat_formats.arguments import ArgumentsWriter
 from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
 from pooled_mlx.chat_formats.parameters import ParameterRules
 from pooled_mlx.chat_formats.raw_values import without
-from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Examples, Step, TaggedParser
+from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Examples, Step, TaggedParser, first_tag
 from pooled_mlx.grammar.lark import SELF
 from pooled_mlx.text.answer_stream import AnswerParser, ParserSetup
 from pooled_mlx.text.event_writer import SPACE
@@ -75,7 +75,7 @@ class GlmReader:
             self._raw.append(text)
         text, self._held = self._held + text, ""
         while text and self._mode != "rejected":
-            at, tag = self._spelled_tag(text)
+            at, tag = first_tag(text, (tag for tag in self._spelled if self._mode != "value" or tag in self._possible))
             self._text(text[:at])
             if self._mode != "rejected" and tag:
                 self._tag(tag)
@@ -112,16 +112,6 @@ class GlmReader:
 
     def _step(self) -> Step:
         return ("rejected", "".join(self._raw)) if self._mode == "rejected" else ("open", "")
-
-    def _spelled_tag(self, text: str) -> tuple[int, str]:
-        """Where the first tag stands in `text` and which; "" where one may only begin."""
-        at = text.find("<")
-        while at >= 0:
-            for tag in self._spelled:
-                if (self._mode != "value" or tag in self._possible) and tag.startswith(text[at : at + len(tag)]):
-                    return at, tag if len(text) - at >= len(tag) else ""
-            at = text.find("<", at + 1)
-        return len(text), ""
 
     @property
     def _possible(self) -> tuple[str, ...]:

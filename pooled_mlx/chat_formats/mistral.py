@@ -135,7 +135,7 @@ class Mistral:
             call_tags=(CALL, ""),
             calls=calls,
             reader=reader,
-            again="{",
+            again=("{",),
             inner_tags=frozenset(INNER_TAGS),
             think_tags=(THINK, END_THINK),
         )

@@ -24,6 +24,7 @@ from tests.answers import (
     parts,
     says,
 )
+from tests.written_calls import FAMILIES
 
 TYPED = Tool(
     "f",
@@ -76,6 +77,10 @@ HARMONY = [
     '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "',
     *JSON,
 ]
+FAMILY_SNIPPETS: dict[str, list[str]] = {
+    "deepseek": ["f", "apply_patch", "zz", "function", "f\n```json\n", "```", "<｜tool▁call", *JSON],
+    "kimi": ["f", "functions.f:0", "functions.apply_patch:1", "functions.zz:2", ":", "<|tool_call", *JSON],
+}
 SNIPPETS = {
     "plain": (["x ", "\n"], TAGS),
     "hermes": (JSON, TAGS),
@@ -85,6 +90,7 @@ SNIPPETS = {
     "gemma": (GEMMA, GEMMA_TAGS),
     "llama3": (LLAMA, LLAMA_TAGS),
     "harmony": (HARMONY, HARMONY_TAGS),
+    **{name: (FAMILY_SNIPPETS[name], family.tags) for name, family in FAMILIES.items()},
 }
 
 
@@ -158,7 +164,7 @@ def test_calls_are_valid_json_and_the_fold_is_the_answer(
 
 
 def bare(text: str) -> str:
-    return re.sub(r"\s+|</?think>", "", text)
+    return re.sub(r"\s+|</?(?:seed:|mm:)?think>", "", text)
 
 
 @settings(max_examples=300, deadline=None)
@@ -167,7 +173,7 @@ def test_without_calls_nothing_of_the_text_is_lost(
     answer: tuple[str, str, tuple[str, ...], dict[str, object]], thinking: bool
 ) -> None:
     chat_format, text, tags, options = answer
-    assume(chat_format in ("plain", "hermes", "qwen3_coder", "glm"))
+    assume(chat_format in ("plain", "hermes", "qwen3_coder", "glm", *FAMILIES))
     options = {**options, "stop": (), "ends": "stop", "tools": ()}
     outcome = says(text, chat_format, tags=tags or TAGS[:2], thinking=thinking, **options)  # type: ignore[arg-type]
     assert sorted(bare(outcome.text + outcome.reasoning)) == sorted(bare(text))

@@ -22,6 +22,7 @@ from pooled_mlx.grammar.match import Constraint, GrammarTokenizer, build
 from tests.answers import GEMMA_TAGS, GLM_TAGS, HARMONY_TAGS, LLAMA_TAGS, MISTRAL_TAGS, TAGS, says
 from tests.property.test_parsers_property import naive_xml
 from tests.shared_data import shared_path
+from tests.written_calls import FAMILIES
 
 _GRAMMAR_TAG = 257
 """Id of the first tag in the grammar's byte vocabulary, one behind the end token; in the stream's table it is 256."""
@@ -241,6 +242,8 @@ CASES = [
     ("llama3", LLAMA_TAGS),
     ("gemma", GEMMA_TAGS),
     ("harmony", HARMONY_TAGS),
+    *((name, family.tags) for name, family in FAMILIES.items()),
+    *((name, ()) for name in FAMILIES),
 ]
 
 

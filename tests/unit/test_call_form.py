@@ -13,6 +13,7 @@ from pooled_mlx.cli.doctor import examine
 from pooled_mlx.cli.running import Server
 from pooled_mlx.config import Settings
 from pooled_mlx.core.card import ModelCard
+from pooled_mlx.core.request import ToolCall, Turn
 from pooled_mlx.engine.call_form import GENERIC, CallForm, call_form, folder_call_form
 from pooled_mlx.engine.memory import DeviceFacts
 from pooled_mlx.engine.prompt import PromptBuilder
@@ -22,6 +23,7 @@ from pooled_mlx.engine.tokens import Tokens
 from pooled_mlx.server.settings import ServerSettings
 from pooled_mlx.store import Ready
 from pooled_mlx.store.derive import derive_card
+from tests.answers import says
 from tests.prompt_builders import FAMILIES, READ, builder, request, text_of, user
 from tests.small_tokenizer import CHATML, QWEN_TAGS, byte_level, byte_level_tokens, write_folder
 
@@ -32,16 +34,6 @@ FOREIGN = {
         + PARAMETERS
         + '<parameter name="{{ key }}">{{ value }}</parameter>\n{% endfor %}</invoke>\n</minimax:tool_call>',
         ("<minimax:tool_call>", "</minimax:tool_call>"),
-    ),
-    "kimi": (
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.{{ call.function.name }}:0<|tool_call_argument_begin|>"
-        "{{ call.function.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>",
-        ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-    ),
-    "deepseek": (
-        "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' + call.function.arguments }}"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",  # its arguments must be text
-        ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
     ),
     "dsml": (
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="{{ call.function.name }}">\n'
@@ -77,6 +69,26 @@ FOREIGN = {
 }
 
 
+NATIVE = {
+    "kimi": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>"
+        "{{ call.function.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>",  # the id tells the name
+        ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ),
+    "deepseek": (
+        "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' + call.function.arguments }}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",  # its arguments must be text
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    "deepseek ": (
+        "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call.function.name + '\n```json\n' }}"
+        "{{ call.function.arguments + '\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}",
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    ),
+}
+"""Families whose calls are read, by the name of their format (blanks tell several templates of one apart)."""
+
+
 def source(call: str, listing: str = "{{ tools | tojson }}") -> str:
     return (
         "{% if tools %}{{ '<|im_start|>system\n' }}"
@@ -107,6 +119,42 @@ def test_calls_of_families_without_a_format_are_told_and_taken_by_no_other(name:
     assert '<tool_call>\n{"name": ' in text_of(build.build(request(user("q"), tools=(READ,))), tokens)
 
 
+@pytest.mark.parametrize("name", NATIVE)
+def test_calls_of_families_with_a_format_are_read_and_written_back(name: str):
+    call, tags = NATIVE[name]
+    tokens, template = tokens_with(*tags), ChatTemplate(source(call))
+    assert call_form(template, tokens) == CallForm(name.strip(), True)
+    build = PromptBuilder(tokens, template, ModelCard("t", "T"))
+    assert build.traits.native_tools
+    said = Turn("assistant", "", tool_calls=(ToolCall("call_1", "read_file", '{"path": "a b"}'),))
+    text = text_of(build.build(request(user("q"), said, Turn("tool", "found", tool_call_id="call_1"), tools=(READ,))), tokens)
+    assert "found" in text
+    turn = text.partition("<|im_start|>assistant\n")[2].partition("<|im_end|>")[0]
+    assert says(turn, name.strip(), (READ,), tags=tags).calls == [("read_file", {"path": "a b"})]
+
+
+def test_kimis_ids_tell_the_tool_and_its_number_in_the_conversation():
+    call, tags = NATIVE["kimi"]
+    template = ChatTemplate(source(call).replace("(m.content or '')", "(m.tool_call_id or '') + (m.content or '')"))
+    build = PromptBuilder(tokens_with(*tags), template, ModelCard("t", "T"))
+    turns = [user("q")]
+    for number, name in enumerate(("read_file", "zz", "read_file")):
+        turns.append(Turn("assistant", "", tool_calls=(ToolCall("same" if number else "first", name, "{}"),)))
+        turns.append(Turn("tool", " found", tool_call_id="same" if number else "first"))
+    text = text_of(build.build(request(*turns, tools=(READ,))), build.tokens)
+    for number, name in enumerate(("read_file", "zz", "read_file")):
+        assert f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{{}}" in text
+        assert f"functions.{name}:{number} found" in text
+
+
+@pytest.mark.parametrize("name", ["kimi", "deepseek", "deepseek "])
+def test_a_template_that_writes_calls_but_lists_no_tools_gets_the_general_way(name: str):
+    call, tags = NATIVE[name]
+    form = call_form(ChatTemplate(source(call, "")), tokens_with(*tags))
+    assert (form.format, form.native) == (GENERIC, False)
+    assert "does not tell the model of its tools" in form.notice
+
+
 @pytest.mark.parametrize(
     ("tags", "listing", "foreign"),
     [
@@ -129,7 +177,7 @@ def test_what_is_read_or_needs_no_reading_gives_no_notice(name: str):
 
 
 def test_a_card_is_taken_at_its_word():
-    call, tags = FOREIGN["seed"]
+    call, tags = FOREIGN["phi"]
     assert call_form(ChatTemplate(source(call)), tokens_with(*tags), "qwen3_coder") == CallForm("qwen3_coder", True)
 
 
@@ -150,10 +198,10 @@ def test_harmony_calls_are_read():
 
 
 def test_a_folder_is_read_as_the_server_reads_it(tmp_path: Path):
-    call, tags = FOREIGN["minimax"]
+    call, tags = FOREIGN["phi"]
     tokenizer = byte_level(CHATML, (*QWEN_TAGS, *tags))
     folder = write_folder(tmp_path, tokenizer, tokenizer_config={"chat_template": source(call), "eos_token": "<|im_end|>"})
-    assert "minimax" in folder_call_form(folder).foreign
+    assert "tool_call|" in folder_call_form(folder).foreign
 
 
 @pytest.fixture
@@ -161,7 +209,7 @@ def foreign_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A whole model folder of a family that is not read, with weights that say nothing."""
     for name in ("CONFIG", "CACHE", "STATE", "DATA"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    call, tags = FOREIGN["minimax"]
+    call, tags = FOREIGN["phi"]
     tokenizer = byte_level(CHATML, (*QWEN_TAGS, *tags))
     folder = write_folder(
         tmp_path / "mini",
@@ -174,7 +222,7 @@ def foreign_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-NOTICE = 'own way of calling tools (<minimax:tool_call> <invoke name="NAME"> <parameter name="KEY">) is not known here'
+NOTICE = 'own way of calling tools (<|tool_call|>[{"name": "NAME", "arguments": {"KEY": ") is not known here'
 
 
 def test_models_show_and_doctor_say_so(foreign_folder: Path, capsys: pytest.CaptureFixture[str]):

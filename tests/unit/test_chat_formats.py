@@ -11,7 +11,7 @@ from pooled_mlx.core.request import Request, Tool, ToolCall, Turn
 from tests.answers import PATCH, READ, TAGS
 from tests.shared_data import shared_path
 
-NAMES = ("gemma", "glm", "harmony", "hermes", "llama3", "mistral", "plain", "qwen3_coder")
+NAMES = ("deepseek", "gemma", "glm", "harmony", "hermes", "kimi", "llama3", "mistral", "plain", "qwen3_coder")
 
 
 def test_every_module_is_a_format_and_nothing_else_is() -> None:
@@ -22,7 +22,7 @@ def test_every_module_is_a_format_and_nothing_else_is() -> None:
 
 
 def test_an_unknown_format_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match="'nope' is unknown; known are gemma, glm"):
+    with pytest.raises(ValueError, match="'nope' is unknown; known are deepseek, gemma, glm"):
         chat_formats.get("nope")
     with pytest.raises(ValueError, match="rules"):
         chat_formats.get("rules")
@@ -41,6 +41,8 @@ def test_an_unknown_format_is_refused_with_the_known_names() -> None:
         ("{{ '<|tool_call>call:' + function['name'] + '{' }}", "gemma"),
         ("<|start_header_id|>assistant{{ '\"parameters\": ' }}", "llama3"),
         ("<|start|>assistant<|channel|>analysis<|message|>", "harmony"),
+        ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments }}", "deepseek"),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>", "kimi"),
     ],
 )
 def test_the_format_is_found_in_the_template(template: str | None, name: str) -> None:
