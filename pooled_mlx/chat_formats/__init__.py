@@ -15,8 +15,8 @@ from pooled_mlx.chat_formats.base import ChatFormat
 
 _SHARED = frozenset(
     {
-        *("arguments", "base", "gemma_values", "parameters", "raw_values", "rules", "schemas", "sections", "tagged"),
-        "xml_values",
+        *("arguments", "base", "gemma_values", "marked", "parameters", "raw_values", "rules", "schemas", "sections"),
+        *("tagged", "xml_calls", "xml_values"),
     }
 )
 

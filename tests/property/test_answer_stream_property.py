@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -77,8 +78,30 @@ HARMONY = [
     '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "',
     *JSON,
 ]
+
+
+def _seed(snippet: str) -> str:
+    return snippet.replace("tool_call>", "seed:tool_call>")
+
+
+def _minimax(snippet: str) -> str:
+    named = re.sub("<(function|parameter)=(\\w+)>", r'<\1 name="\2">', snippet)
+    return named.replace("function", "invoke").replace("tool_call>", "minimax:tool_call>")
+
+
+def _dsml(block: str) -> Callable[[str], str]:
+    def written(snippet: str) -> str:
+        return re.sub("<(/?)(?=\\w)", r"<\1｜DSML｜", _minimax(snippet).replace("minimax:tool_call", block))
+
+    return written
+
+
 FAMILY_SNIPPETS: dict[str, list[str]] = {
     "deepseek": ["f", "apply_patch", "zz", "function", "f\n```json\n", "```", "<｜tool▁call", *JSON],
+    "deepseek_v32": [*map(_dsml("function_calls"), XML), '" string="true">', 'string="false">', "｜DSML"],
+    "deepseek_v4": [*map(_dsml("tool_calls"), XML), '" string="true">', 'string="false">', "｜DSML"],
+    "minimax": [*map(_minimax, XML), '" string="true">', '"'],
+    "seed_oss": [*map(_seed, XML), "<seed:think", "</seed:tool"],
     "kimi": ["f", "functions.f:0", "functions.apply_patch:1", "functions.zz:2", ":", "<|tool_call", *JSON],
 }
 SNIPPETS = {

@@ -29,19 +29,6 @@ from tests.small_tokenizer import CHATML, QWEN_TAGS, byte_level, byte_level_toke
 
 PARAMETERS = "{% for key, value in call.function.arguments | items %}"
 FOREIGN = {
-    "minimax": (
-        '<minimax:tool_call>\n<invoke name="{{ call.function.name }}">\n'
-        + PARAMETERS
-        + '<parameter name="{{ key }}">{{ value }}</parameter>\n{% endfor %}</invoke>\n</minimax:tool_call>',
-        ("<minimax:tool_call>", "</minimax:tool_call>"),
-    ),
-    "dsml": (
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="{{ call.function.name }}">\n'
-        + PARAMETERS
-        + '<｜DSML｜parameter name="{{ key }}" string="true">{{ value }}</｜DSML｜parameter>\n{% endfor %}'
-        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
-        ("｜DSML｜",),
-    ),
     "lfm2": (
         "<|tool_call_start|>[{{ call.function.name }}(" + PARAMETERS + '{{ key }}="{{ value }}"{% endfor %})]<|tool_call_end|>',
         ("<|tool_call_start|>", "<|tool_call_end|>"),
@@ -55,12 +42,6 @@ FOREIGN = {
         "<|/tool_call|>",
         ("<|tool_call|>", "<|/tool_call|>"),
     ),
-    "seed": (
-        "<seed:tool_call>\n<function={{ call.function.name }}>\n"
-        + PARAMETERS
-        + "<parameter={{ key }}>{{ value }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>",
-        ("<seed:tool_call>", "</seed:tool_call>"),
-    ),
     "tagged list": (
         '<tool_calls>[{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}]</tool_calls>'
         "{# it tells of <tool_call> too #}",
@@ -70,6 +51,34 @@ FOREIGN = {
 
 
 NATIVE = {
+    "minimax": (
+        '<minimax:tool_call>\n<invoke name="{{ call.function.name }}">\n'
+        + PARAMETERS
+        + '<parameter name="{{ key }}">{{ value }}</parameter>\n{% endfor %}</invoke>\n</minimax:tool_call>',
+        ("<minimax:tool_call>", "</minimax:tool_call>"),
+    ),
+    "deepseek_v32": (
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="{{ call.function.name }}">\n'
+        + PARAMETERS
+        + '<｜DSML｜parameter name="{{ key }}" string="true">{{ value }}</｜DSML｜parameter>\n'
+        "{% endfor %}"
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        ("｜DSML｜",),
+    ),
+    "deepseek_v4": (
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="{{ call.function.name }}">\n'
+        + PARAMETERS
+        + '<｜DSML｜parameter name="{{ key }}" string="{{ (value is string) | lower }}">{{ value }}</｜DSML｜parameter>\n'
+        "{% endfor %}"
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        ("｜DSML｜",),
+    ),
+    "seed_oss": (
+        "<seed:tool_call>\n<function={{ call.function.name }}>\n"
+        + PARAMETERS
+        + "<parameter={{ key }}>{{ value }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>",
+        ("<seed:tool_call>", "</seed:tool_call>"),
+    ),
     "kimi": (
         "<|tool_calls_section_begin|><|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>"
         "{{ call.function.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>",  # the id tells the name

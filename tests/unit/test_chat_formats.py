@@ -11,7 +11,10 @@ from pooled_mlx.core.request import Request, Tool, ToolCall, Turn
 from tests.answers import PATCH, READ, TAGS
 from tests.shared_data import shared_path
 
-NAMES = ("deepseek", "gemma", "glm", "harmony", "hermes", "kimi", "llama3", "mistral", "plain", "qwen3_coder")
+NAMES = (
+    *("deepseek", "deepseek_v32", "deepseek_v4", "gemma", "glm", "harmony", "hermes", "kimi", "llama3", "minimax", "mistral"),
+    *("plain", "qwen3_coder", "seed_oss"),
+)
 
 
 def test_every_module_is_a_format_and_nothing_else_is() -> None:
@@ -22,7 +25,7 @@ def test_every_module_is_a_format_and_nothing_else_is() -> None:
 
 
 def test_an_unknown_format_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match="'nope' is unknown; known are deepseek, gemma, glm"):
+    with pytest.raises(ValueError, match="'nope' is unknown; known are deepseek, deepseek_v32, "):
         chat_formats.get("nope")
     with pytest.raises(ValueError, match="rules"):
         chat_formats.get("rules")
@@ -42,6 +45,10 @@ def test_an_unknown_format_is_refused_with_the_known_names() -> None:
         ("<|start_header_id|>assistant{{ '\"parameters\": ' }}", "llama3"),
         ("<|start|>assistant<|channel|>analysis<|message|>", "harmony"),
         ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments }}", "deepseek"),
+        ("{%- set dsml = '｜DSML｜' %}<{{ dsml }}function_calls><{{ dsml }}invoke name=", "deepseek_v32"),
+        ("{%- set dsml = '｜DSML｜' %}<{{ dsml }}tool_calls><{{ dsml }}invoke name=", "deepseek_v4"),
+        ("{%- set begin = '<minimax:tool_call>' %}{{ '<invoke name=\"' + name + '\">' }}", "minimax"),
+        ("<seed:tool_call>\n<function=name>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>", "seed_oss"),
         ("<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>", "kimi"),
     ],
 )

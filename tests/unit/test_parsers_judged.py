@@ -77,6 +77,11 @@ BODIES = {
         + "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{as_text(value)}</arg_value>\n" for key, value in ARGUMENTS.items()),
     ),
     "mistral": ("mistral", MISTRAL_TAGS, f"{TOOL.name}[ARGS]{json.dumps(ARGUMENTS, ensure_ascii=False)}"),
+    "minimax": (
+        "minimax_m2",
+        FAMILIES["minimax"].tags,
+        FAMILIES["minimax"].one(TOOL.name, **ARGUMENTS)[len("<minimax:tool_call>") : -len("</minimax:tool_call>")],
+    ),
     "kimi": (
         "kimi_k2",
         FAMILIES["kimi"].tags,
