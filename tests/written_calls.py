@@ -84,6 +84,17 @@ def _seed(calls: Calls) -> str:
     )
 
 
+def _python(calls: Calls, between: str = ", ") -> str:
+    words = {True: "True", False: "False", None: "None"}
+
+    def literal(value: object) -> str:
+        return words[value] if value is None or isinstance(value, bool) else _json(value)
+
+    return between.join(
+        f"{name}({', '.join(f'{key}={literal(value)}' for key, value in given.items())})" for name, given in calls
+    )
+
+
 def _endings(last: str) -> tuple[str, ...]:
     """All ends of `last`, which ends a value, its call and the row, cut at its tags."""
     at = [place for place, char in enumerate(last) if char == "<" or last[max(0, place - 1) : place] == ">"]
@@ -109,6 +120,8 @@ FAMILIES = {
         "deepseek_v32": _dsml("function_calls"),
         "deepseek_v4": _dsml("tool_calls"),
         "kimi": _kimi,
+        "lfm2": lambda calls: f"<|tool_call_start|>[{_python(calls)}]<|tool_call_end|>",
+        "olmo3": lambda calls: f"<function_calls>{_python(calls, chr(10))}</function_calls>",
         "minimax": _minimax,
         "seed_oss": _seed,
     }.items()

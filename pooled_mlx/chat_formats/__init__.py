@@ -15,7 +15,18 @@ from pooled_mlx.chat_formats.base import ChatFormat
 
 _SHARED = frozenset(
     {
-        *("arguments", "base", "gemma_values", "marked", "parameters", "raw_values", "rules", "schemas", "sections"),
+        *(
+            "arguments",
+            "base",
+            "gemma_values",
+            "marked",
+            "parameters",
+            "python_calls",
+            "raw_values",
+            "rules",
+            "schemas",
+            "sections",
+        ),
         *("tagged", "xml_calls", "xml_values"),
     }
 )

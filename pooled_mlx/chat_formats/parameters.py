@@ -27,7 +27,7 @@ from pooled_mlx.grammar.lark import SELF, SchemaError
 MOST_IN_ANY_ORDER = 60
 """Parameters of one tool that the grammar engine can count; with more they come in the order of the schema."""
 
-_HELD = frozenset({"type", "properties", "required", "additionalProperties", "$ref", "allOf"})
+HELD = frozenset({"type", "properties", "required", "additionalProperties", "$ref", "allOf"})
 """What the rules here hold of a tool's schema itself."""
 
 BIT = "\x00bit\x00"
@@ -116,7 +116,7 @@ class ParameterRules(ABC):
 
     def _shape(self, tool: Tool, schema: Mapping[str, Any]) -> str:
         declared = parameters_of(schema)
-        rules.name_unheld(self.lark, schema, _HELD, rules.where_of(tool), "its format writes each parameter apart")
+        rules.name_unheld(self.lark, schema, HELD, rules.where_of(tool), "its format writes each parameter apart")
         if not declared:
             return self._undeclared(tool, schema) if schema.get("additionalProperties") else self.end
         values = {name: self._value(tool, name, value, schema) for name, value in declared.items()}

@@ -85,6 +85,11 @@ def up_to_tag(spec: AnswerSpec, lark: GrammarBuilder, name: str) -> str:
     return f"{text} {lark.special(mark)} {lark.text(after)}"
 
 
+def several(one: str, between: str, most: int) -> str:
+    """One to `most` of the rule `one`, with `between` between two of them."""
+    return one if most == 1 else f"{one} ({between} {one}){{0,{most - 1}}}"
+
+
 def answer(
     spec: AnswerSpec,
     lark: GrammarBuilder,
@@ -112,8 +117,7 @@ def answer(
     row = ""
     if limit:
         call = lark.rule("call", f"{tag(spec, lark, open_tag)} {call_body}")
-        row = call if limit == 1 else f"{call} ({separator} {call}){{0,{limit - 1}}}"
-        row = lark.rule("calls", f"{row} {trailing}")
+        row = lark.rule("calls", f"{several(call, separator, limit)} {trailing}")
     if forced:
         body, fixed = row, True
     elif value:

@@ -96,7 +96,13 @@ def _dsml(block: str) -> Callable[[str], str]:
     return written
 
 
+PYTHON = [
+    *("[f(", "f(", "[", "](", ")]", ")", ", ", "a=", "b=", "n=5", "l=[1,", "zz(", "apply_patch(input=", "=", "==", "True"),
+    *("'", "'" * 3, '"' * 3, "f(a='it's')", "f(a='", "')", *JSON),
+]
 FAMILY_SNIPPETS: dict[str, list[str]] = {
+    "lfm2": [*PYTHON, "<|tool_call"],
+    "olmo3": [*PYTHON, "</function"],
     "deepseek": ["f", "apply_patch", "zz", "function", "f\n```json\n", "```", "<｜tool▁call", *JSON],
     "deepseek_v32": [*map(_dsml("function_calls"), XML), '" string="true">', 'string="false">', "｜DSML"],
     "deepseek_v4": [*map(_dsml("tool_calls"), XML), '" string="true">', 'string="false">', "｜DSML"],
@@ -113,6 +119,7 @@ SNIPPETS = {
     "gemma": (GEMMA, GEMMA_TAGS),
     "llama3": (LLAMA, LLAMA_TAGS),
     "harmony": (HARMONY, HARMONY_TAGS),
+    "pythonic": (PYTHON, TAGS[:2]),
     **{name: (FAMILY_SNIPPETS[name], family.tags) for name, family in FAMILIES.items()},
 }
 

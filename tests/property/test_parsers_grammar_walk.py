@@ -253,6 +253,7 @@ CASES = [
     ("harmony", HARMONY_TAGS),
     *((name, family.tags) for name, family in FAMILIES.items()),
     *((name, ()) for name in FAMILIES),
+    ("pythonic", TAGS[:2]),
 ]
 
 

@@ -29,14 +29,6 @@ from tests.small_tokenizer import CHATML, QWEN_TAGS, byte_level, byte_level_toke
 
 PARAMETERS = "{% for key, value in call.function.arguments | items %}"
 FOREIGN = {
-    "lfm2": (
-        "<|tool_call_start|>[{{ call.function.name }}(" + PARAMETERS + '{{ key }}="{{ value }}"{% endfor %})]<|tool_call_end|>',
-        ("<|tool_call_start|>", "<|tool_call_end|>"),
-    ),
-    "olmo": (
-        "<function_calls>{{ call.function.name }}(" + PARAMETERS + '{{ key }}="{{ value }}"{% endfor %})</function_calls>',
-        (),
-    ),
     "phi": (
         '<|tool_call|>[{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}]'
         "<|/tool_call|>",
@@ -51,6 +43,28 @@ FOREIGN = {
 
 
 NATIVE = {
+    "lfm2": (
+        "<|tool_call_start|>[{{ call.function.name }}(" + PARAMETERS + '{{ key }}="{{ value }}"{% endfor %})]<|tool_call_end|>',
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    "lfm2 ": (  # strings as they are, in apostrophes
+        "<|tool_call_start|>[{{ call.function.name }}(" + PARAMETERS + "{{ key }}='{{ value }}'{% endfor %})]<|tool_call_end|>",
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    "lfm2  ": (
+        '<|tool_call_start|>[{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}]'
+        "<|tool_call_end|>",
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    "olmo3": (
+        "<function_calls>{{ call.function.name }}(" + PARAMETERS + '{{ key }}="{{ value }}"{% endfor %})</function_calls>',
+        (),
+    ),
+    "pythonic": (
+        "[{{ call.function.name }}(" + PARAMETERS + '{{ key }}="{{ value }}"{% endfor %})]'
+        "{# tools are called as [func_name1(params_name1=params_value1)] #}",
+        (),
+    ),
     "minimax": (
         '<minimax:tool_call>\n<invoke name="{{ call.function.name }}">\n'
         + PARAMETERS
@@ -140,6 +154,12 @@ def test_calls_of_families_with_a_format_are_read_and_written_back(name: str):
     assert "found" in text
     turn = text.partition("<|im_start|>assistant\n")[2].partition("<|im_end|>")[0]
     assert says(turn, name.strip(), (READ,), tags=tags).calls == [("read_file", {"path": "a b"})]
+
+
+def test_a_template_that_lists_tools_but_writes_no_calls_gets_the_general_way():
+    form = call_form(ChatTemplate(source("{# <|tool_call_start|> #}")), tokens_with("<|tool_call_start|>"))
+    assert (form.format, form.native) == (GENERIC, False)
+    assert "does not write its past calls" in form.notice
 
 
 def test_kimis_ids_tell_the_tool_and_its_number_in_the_conversation():

@@ -12,8 +12,8 @@ from tests.answers import PATCH, READ, TAGS
 from tests.shared_data import shared_path
 
 NAMES = (
-    *("deepseek", "deepseek_v32", "deepseek_v4", "gemma", "glm", "harmony", "hermes", "kimi", "llama3", "minimax", "mistral"),
-    *("plain", "qwen3_coder", "seed_oss"),
+    *("deepseek", "deepseek_v32", "deepseek_v4", "gemma", "glm", "harmony", "hermes", "kimi", "lfm2", "llama3", "minimax"),
+    *("mistral", "olmo3", "plain", "pythonic", "qwen3_coder", "seed_oss"),
 )
 
 
@@ -49,6 +49,12 @@ def test_an_unknown_format_is_refused_with_the_known_names() -> None:
         ("{%- set dsml = '｜DSML｜' %}<{{ dsml }}tool_calls><{{ dsml }}invoke name=", "deepseek_v4"),
         ("{%- set begin = '<minimax:tool_call>' %}{{ '<invoke name=\"' + name + '\">' }}", "minimax"),
         ("<seed:tool_call>\n<function=name>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>", "seed_oss"),
+        ('{{- "<|tool_call_start|>[" + calls | join(", ") + "]<|tool_call_end|>" -}}', "lfm2"),
+        ("{{ '<function_calls>' + name + '(' + arguments + ')</function_calls>' }}", "olmo3"),
+        (
+            "<|header_start|>system put it in the format of [func_name1(params_name1=params_value1), func_name2(params)]",
+            "pythonic",
+        ),
         ("<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>", "kimi"),
     ],
 )
