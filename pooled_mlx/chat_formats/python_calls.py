@@ -68,6 +68,7 @@ class PythonReader:
         self._dropped = False
         self._quote = ""
         self._pending = False
+        self._bracket = False
         self._value = JsonStream()
         self._committed = False
 
@@ -142,12 +143,11 @@ class PythonReader:
         if not self._buffer:
             return False
         if self._mode == "start":
-            self._mode = "json" if self._buffer[0] == "{" else "name"
-            self._buffer = self._buffer.removeprefix("[") if self._mode == "name" else self._buffer
-            if self._buffer[:1] not in ("", " ", "\n", "{"):
-                return True
-            self._mode = "start" if not self._buffer.startswith("{") else "json"
-            return bool(self._buffer)
+            if self._buffer[0] == "[" and not self._bracket:
+                self._buffer, self._bracket = self._buffer[1:], True
+            else:
+                self._mode = "json" if self._buffer[0] == "{" else "name"
+            return True
         if self._mode == "name":
             return self._name()
         if self._mode in ("first", "key"):

@@ -63,10 +63,10 @@ def call_form(template: ChatTemplate, tokens: Tokens, chat_format: str | None = 
     written = _written_call(template)
     if marked and not _tells_of_tools(template):
         return CallForm(GENERIC, False, "its template writes calls, and does not tell the model of its tools")
+    if written is None and marked:
+        return CallForm(GENERIC, False, "its template does not write its past calls")
     if written is None:
-        return CallForm(
-            GENERIC, False, "its template does not write its past calls" if marked else _unwritten(template, tokens, name)
-        )
+        return CallForm(name, False, _unwritten(template, tokens, name))
     if _reads(name, written, tokens):
         return CallForm(name, marked)
     tags = chat_formats.get(name).tags - {tag for pair in THINK_TAGS for tag in pair}

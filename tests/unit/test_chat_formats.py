@@ -62,9 +62,13 @@ def test_the_format_is_found_in_the_template(template: str | None, name: str) ->
     assert chat_formats.detect(template, TAGS) == name
 
 
-def test_the_format_of_a_real_template() -> None:
-    template = shared_path("templates/qwen3.6.jinja").read_text(encoding="utf-8")
-    assert chat_formats.detect(template, TAGS) == "qwen3_coder"
+def test_the_format_of_every_real_template() -> None:
+    known = {"qwen3.6": "qwen3_coder"}
+    for path in sorted(shared_path("templates").glob("*.jinja")):
+        template = path.read_text(encoding="utf-8")
+        assert chat_formats.detect(template, TAGS) == known[path.stem]
+        certain = [name for name in NAMES if chat_formats.get(name).recognises(template, frozenset(TAGS)) > 1]
+        assert certain == [known[path.stem]]
 
 
 def test_generic_instructions_list_every_tool_as_json() -> None:
