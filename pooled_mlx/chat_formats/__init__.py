@@ -14,7 +14,21 @@ from functools import cache
 from pooled_mlx.chat_formats.base import ChatFormat
 
 _SHARED = frozenset(
-    {"arguments", "base", "gemma_values", "parameters", "raw_values", "rules", "schemas", "tagged", "xml_values"}
+    {
+        *(
+            "arguments",
+            "base",
+            "gemma_values",
+            "marked",
+            "parameters",
+            "python_calls",
+            "raw_values",
+            "rules",
+            "schemas",
+            "sections",
+        ),
+        *("tagged", "xml_calls", "xml_values"),
+    }
 )
 
 

@@ -49,8 +49,17 @@ class ArgumentsWriter:
         """True while the value is JSON that a grammar holds: its own syntax says where it ends, see `take_json`."""
         return self._mode == "json"
 
-    def begin(self, name: str) -> None:
-        """A parameter begins. One that was given already is read and dropped; quotes around a declared name are."""
+    @property
+    def in_json_string(self) -> bool:
+        """True inside a string of such JSON."""
+        return self._mode == "json" and self._stream.in_string
+
+    def begin(self, name: str, text: bool | None = None) -> None:
+        """A parameter begins. One that was given already is read and dropped; quotes around a declared name are.
+
+        `text` is what the model says of the value, that it is a string or that it is none; it counts where the schema allows
+        both.
+        """
         if name not in self.declared and unquoted(name) in self.declared:
             name = unquoted(name)
         self._buffer = ""
@@ -67,6 +76,8 @@ class ArgumentsWriter:
         self._write(("{" if not self.given else ", ") + quote(name) + ": ")
         self.given.add(name)
         self._shape = shape_of(self._value_schema(name), self._schema)
+        if text is not None and self._shape.maybe_text and self._shape.json_types:
+            self._shape = Shape(frozenset({"string"}) if text else self._shape.json_types)
         if self._shape.text_only:
             self._open_string()
         elif self._constrained and not self._shape.maybe_text:

@@ -10,7 +10,7 @@ from pooled_mlx.chat_formats.arguments import ArgumentsWriter
 from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
 from pooled_mlx.chat_formats.parameters import ParameterRules
 from pooled_mlx.chat_formats.raw_values import without
-from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Examples, Step, TaggedParser
+from pooled_mlx.chat_formats.tagged import END_THINK, THINK, CallReader, Calls, Closing, Examples, Step, TaggedParser, first_tag
 from pooled_mlx.grammar.lark import SELF
 from pooled_mlx.text.answer_stream import AnswerParser, ParserSetup
 from pooled_mlx.text.event_writer import SPACE
@@ -75,7 +75,7 @@ class GlmReader:
             self._raw.append(text)
         text, self._held = self._held + text, ""
         while text and self._mode != "rejected":
-            at, tag = self._spelled_tag(text)
+            at, tag = first_tag(text, (tag for tag in self._spelled if self._mode != "value" or tag in self._possible))
             self._text(text[:at])
             if self._mode != "rejected" and tag:
                 self._tag(tag)
@@ -113,16 +113,6 @@ class GlmReader:
     def _step(self) -> Step:
         return ("rejected", "".join(self._raw)) if self._mode == "rejected" else ("open", "")
 
-    def _spelled_tag(self, text: str) -> tuple[int, str]:
-        """Where the first tag stands in `text` and which; "" where one may only begin."""
-        at = text.find("<")
-        while at >= 0:
-            for tag in self._spelled:
-                if (self._mode != "value" or tag in self._possible) and tag.startswith(text[at : at + len(tag)]):
-                    return at, tag if len(text) - at >= len(tag) else ""
-            at = text.find("<", at + 1)
-        return len(text), ""
-
     @property
     def _possible(self) -> tuple[str, ...]:
         """The tags that count inside a value."""
@@ -154,7 +144,7 @@ class GlmReader:
             self._arguments.end()
         elif self._mode == "value":
             self._continue()
-            if tag == END_VALUE:
+            if tag == END_VALUE and not self._arguments.in_json_string:
                 self._end = tag
             else:
                 self._content(tag)
@@ -208,11 +198,11 @@ class _Parameters(ParameterRules):
             key = r"/\n?<arg_key>/"
         return f'{key} {name} {end_key} "\\n"? {value}'
 
-    def head(self, name: str) -> str:
+    def head(self, name: str, *, text: bool) -> str:
         """The key, and what opens its value."""
         return self._opened(self.lark.text(name))
 
-    def any_head(self) -> str:
+    def any_head(self, *, text: bool) -> str:
         """Any key, and what opens its value."""
         return self._opened("/[^<\\n]{1,128}/")
 
@@ -226,20 +216,25 @@ class _Parameters(ParameterRules):
 
     def write_raw(self, but: str) -> str:
         """Any text. A closing tag that neither the next key nor the end of the call follows is content."""
-        lark = self.lark
+        lark, pair = self.lark, (CALL, END_CALL)
         text = lark.terminal("RAW", rules.text_but(but)) if but else rules.ANY_TEXT
+        again = self.raw("") if but else SELF
         if self._by_token:
             close = lark.special(END_VALUE)
             other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/[ \t\r\n]*/")
-            plain, more = f"{text} {close}", lark.rule("more", f'"" | {SELF} ({other})? {close}')
-        else:
-            close = lark.text(END_VALUE)
-            tags = "<arg_key>" if END_CALL in self.spec.markers else r"<(arg_key>|\/tool_call>)"
-            other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/[ \t\r\n]{{0,64}}{tags}(?s:.*)/")
-            plain, more = rules.until(lark, close, text), lark.rule("more", f'"" | {SELF} {rules.until(lark, close, other)}')
-        again, end = self.raw("") if but else SELF, rules.tag(self.spec, lark, END_VALUE)
-        value = rules.with_examples(self.spec, lark, f"{plain} {more}", text, (CALL, END_CALL), again, end)
-        return f'{value} "\\n"?' if self._by_token else value
+            plain = f"{text} {close} " + lark.rule("more", f'"" | {SELF} ({other})? {close}')
+            return f'{rules.with_examples(self.spec, lark, plain, text, pair, again, close)} "\\n"?'
+        close = lark.text(END_VALUE)
+        tags = "<arg_key>" if END_CALL in self.spec.markers else r"<(arg_key>|\/tool_call>)"
+        other = lark.terminal("OTHER", rf"{rules.ANY_TEXT} & ~/[ \t\r\n]{{0,64}}{tags}(?s:.*)/")
+        more = f'"" | {SELF} {rules.until(lark, close, other)}'
+        plain = f"{rules.until(lark, close, text)} {lark.rule('more', more)}"
+        example = rules.example_text(self.spec, lark, text, pair)
+        if not example:
+            return plain
+        end = f"{lark.special(END_CALL)} {again}"
+        more = lark.rule("more", f'{more} | {SELF} "\\n"? {lark.special(END_CALL)} {rules.until(lark, close)}')
+        return lark.rule("raw", f"{plain}\n    | {example} {end}\n    | {rules.until(lark, close, example)} {more}")
 
 
 class Glm:

@@ -286,7 +286,7 @@ class Hermes:
         def reader(bare: bool) -> CallReader:
             return HermesReader(setup, calls, frozenset({"name"}), frozenset({"arguments", "parameters"}))
 
-        return TaggedParser(setup, call_tags=(CALL, END_CALL), calls=calls, reader=reader, again="{")
+        return TaggedParser(setup, call_tags=(CALL, END_CALL), calls=calls, reader=reader, again=("{",))
 
     def grammar(self, spec: AnswerSpec, lark: GrammarBuilder) -> str:
         """Calls with `name` before `arguments`, in the spelling of Qwen's templates."""

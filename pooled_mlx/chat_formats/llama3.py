@@ -33,7 +33,7 @@ class Llama3:
         def reader(bare: bool) -> CallReader:
             return HermesReader(setup, calls, frozenset({"name"}), frozenset({"parameters", "arguments"}))
 
-        return TaggedParser(setup, call_tags=(CALL, ""), calls=calls, reader=reader, again="{", first="{")
+        return TaggedParser(setup, call_tags=(CALL, ""), calls=calls, reader=reader, again=("{",), first="{")
 
     def grammar(self, spec: AnswerSpec, lark: GrammarBuilder) -> str:
         """One call or text. Where a call may be made, a text cannot begin with a brace: it would be one."""

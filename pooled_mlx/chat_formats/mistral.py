@@ -135,7 +135,7 @@ class Mistral:
             call_tags=(CALL, ""),
             calls=calls,
             reader=reader,
-            again="{",
+            again=("{",),
             inner_tags=frozenset(INNER_TAGS),
             think_tags=(THINK, END_THINK),
         )
@@ -167,7 +167,7 @@ class Mistral:
         one = lark.rule("tools", "\n    | ".join(calls))
         call_id = lark.text(', "id": "')
         one = lark.rule("item", f'{one} ({call_id} {_ID} "\\"")? "}}"')
-        return lark.rule("list", f'/ ?/ "[" {one} (", " {one}){{0,{spec.request.call_limit - 1}}} "]"')
+        return lark.rule("list", f'/ ?/ "[" {rules.several(one, lark.text(", "), spec.request.call_limit)} "]"')
 
 
 FORMAT = Mistral()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pooled_mlx.chat_formats import rules
 from pooled_mlx.chat_formats.base import AnswerSpec, GrammarBuilder
@@ -27,22 +27,31 @@ from pooled_mlx.grammar.lark import SELF, SchemaError
 MOST_IN_ANY_ORDER = 60
 """Parameters of one tool that the grammar engine can count; with more they come in the order of the schema."""
 
-_HELD = frozenset({"type", "properties", "required", "additionalProperties", "$ref", "allOf"})
+HELD = frozenset({"type", "properties", "required", "additionalProperties", "$ref", "allOf"})
 """What the rules here hold of a tool's schema itself."""
 
 BIT = "\x00bit\x00"
 """Stands for the number of a parameter in the reference to a parametric rule."""
 
-Value = tuple[str, bool]
-"""A body for a value with its closing tag, and whether it is raw text in which a closing tag may be content."""
+
+class Value(NamedTuple):
+    """A body for a value with its closing tag; where it is raw text in which a closing tag may be content, what that must not
+    begin with; whether it is text at all."""
+
+    body: str
+    raw: str | None
+    text: bool
 
 
 class ParameterRules(ABC):
     """Parameters in any order, each once, the required ones always, every value of its schema's type.
 
-    A format says how its tags look. `end` closes the call behind the last parameter, `close` a value. `tag` is the text that
-    closes a value, "" where that is a token of its own, which no text can be taken for.
+    A format says how its tags look. `typed`: the tag that opens a value tells whether it is a string. `end` closes the call
+    behind the last parameter, `close` a value. `tag` is the text that closes a value, "" where that is a token of its own,
+    which no text can be taken for.
     """
+
+    typed = False
 
     def __init__(self, spec: AnswerSpec, lark: GrammarBuilder, *, end: str, close: str, tag: str) -> None:
         self.spec = spec
@@ -52,13 +61,15 @@ class ParameterRules(ABC):
         self.tag = tag
         self._known: dict[str, str] = {}
         self._raws: dict[str, str] = {}
+        self.examples: dict[str, str] = {}
+        """By what it must not begin with: a raw text in which an example of a call has begun, and the first closing tag."""
 
     @abstractmethod
-    def head(self, name: str) -> str:
-        """What opens the parameter `name`."""
+    def head(self, name: str, *, text: bool) -> str:
+        """What opens the parameter `name`; `text`: its value is a string."""
 
     @abstractmethod
-    def any_head(self) -> str:
+    def any_head(self, *, text: bool) -> str:
         """What opens a parameter of any name."""
 
     @abstractmethod
@@ -79,13 +90,14 @@ class ParameterRules(ABC):
         """Exactly this text, and its closing tag."""
         return f"{self.lark.text(text)} {self.close}"
 
-    def more(self, names: list[str], complete: str) -> str:
-        """A rule for what may follow a raw value's closing tag when it was content; "" where it never is.
+    def more(self, names: list[str], complete: str) -> tuple[str, str]:
+        """Rules for what may follow a raw value's closing tag when it was content, and when an example has begun before it; ""
+        where it never is content.
 
         `complete` is the condition under which the call may end. A parametric rule is given with its argument, in which
         `BIT` stands for the number of the parameter.
         """
-        return ""
+        return "", ""
 
     def of(self, tool: Tool) -> str:
         """The rule, with its start value, for everything behind the tool's name."""
@@ -104,7 +116,7 @@ class ParameterRules(ABC):
 
     def _shape(self, tool: Tool, schema: Mapping[str, Any]) -> str:
         declared = parameters_of(schema)
-        rules.name_unheld(self.lark, schema, _HELD, rules.where_of(tool), "its format writes each parameter apart")
+        rules.name_unheld(self.lark, schema, HELD, rules.where_of(tool), "its format writes each parameter apart")
         if not declared:
             return self._undeclared(tool, schema) if schema.get("additionalProperties") else self.end
         values = {name: self._value(tool, name, value, schema) for name, value in declared.items()}
@@ -112,26 +124,30 @@ class ParameterRules(ABC):
             return self._in_order(values, requirement(schema)[0])
         names = list(declared)
         complete = condition(names, *requirement(schema))
-        more = self.more(names, complete) if any(raw for value in values.values() for _, raw in value) else ""
+        some_raw = any(one.raw is not None for value in values.values() for one in value)
+        plain, in_example = self.more(names, complete) if some_raw else ("", "")
         alternatives = [self.end + complete]
         for bit, (name, value) in enumerate(values.items()):
-            for body, raw in value:
-                after = more.replace(BIT, str(bit)) + " " if raw else ""
-                alternatives.append(f"{self.head(name)} {body} {after}{SELF}::set_bit({bit}) %if bit_clear({bit})")
+            for body, raw, text in value:
+                head, rest = self.head(name, text=text), f"{SELF}::set_bit({bit}) %if bit_clear({bit})"
+                after = plain.replace(BIT, str(bit)) + " " if raw is not None else ""
+                alternatives.append(f"{head} {body} {after}{rest}")
+                if raw is not None and in_example and raw in self.examples:
+                    alternatives.append(f"{head} {self.examples[raw]} {in_example.replace(BIT, str(bit))} {rest}")
         return self.lark.rule("parameters", "\n    | ".join(alternatives), attributes="::_") + "::0x0"
 
     def _in_order(self, values: dict[str, list[Value]], required: frozenset[str]) -> str:
         """In the order of the schema; here a closing tag always closes."""
         parts: list[str] = []
         for name, value in values.items():
-            bodies = " | ".join(body for body, _ in value)
-            parts.append(f"({self.head(name)} ({bodies}))" + ("" if name in required else "?"))
+            bodies = " | ".join(f"{self.head(name, text=text)} {body}" for body, _, text in value)
+            parts.append(f"({bodies})" + ("" if name in required else "?"))
         return self.lark.rule("parameters", f"{' '.join(parts)} {self.end}")
 
     def _undeclared(self, tool: Tool, schema: Mapping[str, Any]) -> str:
         """Any parameters, because the schema declares none and allows them."""
         values = self._value(tool, "", schema["additionalProperties"], schema)
-        bodies = [f"{self.any_head()} {body} {SELF}" for body, _ in values]
+        bodies = [f"{self.any_head(text=text)} {body} {SELF}" for body, _, text in values]
         return self.lark.rule("parameters", "\n    | ".join([self.end, *bodies]))
 
     def _value(self, tool: Tool, name: str, schema: object, root: Mapping[str, Any]) -> list[Value]:
@@ -141,11 +157,11 @@ class ParameterRules(ABC):
             raise SchemaError(where, "", "no value can meet this schema")
         shape = shape or shape_of(None)
         if tool.name in self.spec.degraded:
-            return [(self.raw(""), True)] if shape.maybe_text else [self._json({"type": sorted(shape.types)}, where)]
+            return [Value(self.raw(""), "", True)] if shape.maybe_text else [self._json({"type": sorted(shape.types)}, where)]
         if tool.custom and tool.grammar is not None and tool.grammar.syntax == "lark":
             if self.tag and runs_on(tool.grammar.definition, self.tag):
                 raise SchemaError("", "grammar", "its texts run on into the tag that closes them, so that no call could end")
-            return [(f"%lark {{\n{tool.grammar.definition}\n}} {self.close}", False)]
+            return [Value(f"%lark {{\n{tool.grammar.definition}\n}} {self.close}", None, True)]
         bodies: list[Value] = []
         written_as_json = shape.json_types
         if shape.maybe_text:
@@ -153,21 +169,26 @@ class ParameterRules(ABC):
             opened = False
             for texts, expressions in text_branches(schema, root, dropped):
                 if texts is not None:
-                    bodies.append(("(" + " | ".join(self.literal(text) for text in texts) + ")", False))
+                    bodies.append(Value("(" + " | ".join(self.literal(text) for text in texts) + ")", None, True))
                 elif expressions:
-                    bodies.append((self.bounded(expressions), False))
+                    bodies.append(Value(self.bounded(expressions), None, True))
                 else:
                     opened = True
             self.lark.unenforced.extend(Unenforced(f"{where}/{keyword}", keyword, why) for keyword, why in dropped)
             if opened:
                 # a text that reads as a number, a word or null is told from it by the reader: one rule for any text
-                written_as_json &= {"array", "object"}
-                but = "".join(mark for kind, mark in (("array", "\\["), ("object", "\\{")) if kind in written_as_json)
-                bodies.append((self.raw(but), True))
+                if not self.typed:
+                    written_as_json &= {"array", "object"}
+                but = (
+                    ""
+                    if self.typed
+                    else "".join(mark for kind, mark in (("array", "\\["), ("object", "\\{")) if kind in written_as_json)
+                )
+                bodies.append(Value(self.raw(but), but, True))
         narrowed = only_types(schema, root, written_as_json) if written_as_json else None
         if narrowed is not None or not bodies:
             bodies.append(self._json(part_of(root, schema if narrowed is None else narrowed), where))
         return bodies
 
     def _json(self, schema: Any, where: str) -> Value:
-        return f"{rules.tool_json(self.lark, schema, where)} {self.close}", False
+        return Value(f"{rules.tool_json(self.lark, schema, where)} {self.close}", None, False)

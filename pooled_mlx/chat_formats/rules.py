@@ -30,8 +30,17 @@ def text_but(beginnings: str) -> str:
 
 
 def tag(spec: AnswerSpec, lark: GrammarBuilder, name: str) -> str:
-    """A tag as the model writes it: its token, or its spelling where it has none."""
-    return lark.special(name) if name in spec.markers else lark.text(name)
+    """A tag as the model writes it: its token, or its spelling where it has none, in which a marker is a token."""
+    if name in spec.markers:
+        return lark.special(name)
+    before, mark, after = _parted(spec, name)
+    parts = [lark.text(before) if before else "", lark.special(mark) if mark else "", lark.text(after) if after else ""]
+    return " ".join(part for part in parts if part)
+
+
+def _parted(spec: AnswerSpec, name: str) -> tuple[str, str, str]:
+    """What stands before the marker in a tag, the marker, and what stands behind it."""
+    return next((name.partition(mark) for mark in spec.markers if mark in name), (name, "", ""))
 
 
 def until(lark: GrammarBuilder, end: str, text: str = ANY_TEXT) -> str:
@@ -39,34 +48,46 @@ def until(lark: GrammarBuilder, end: str, text: str = ANY_TEXT) -> str:
     return lark.rule("until", text, attributes=f"[suffix={end}]")
 
 
-def with_examples(
-    spec: AnswerSpec, lark: GrammarBuilder, plain: str, text: str, pair: tuple[str, str], again: str, end: str = ""
-) -> str:
-    """`plain`, the end of a raw value that is any `text`, or an example in it that ends with a real closing tag, and `again`.
+def example_text(spec: AnswerSpec, lark: GrammarBuilder, text: str, pair: tuple[str, str]) -> str:
+    """A terminal for a `text` in which an example of a call has begun; "" where no text can be taken for the end of a call.
 
-    `pair` are the tags of the example. The opening one is spelled: without it a closing tag ends the value's own call, and only
-    another call or the end of the answer may follow. `end` is what ends a value: a spelled tag, at which the lexer stops, or a
-    token.
+    `pair` are the tags of a call. The opening one is spelled, the closing one is the token: without an opening one before it,
+    that ends the value's own call, and only another call or the end of the answer may follow.
     """
     opening, closing = pair
     if closing not in spec.markers:
+        return ""
+    return lark.terminal("EXAMPLE", ("" if text == ANY_TEXT else f"{text} & ") + f"/(?s:.*){regex(opening)}(?s:.*)/")
+
+
+def with_examples(
+    spec: AnswerSpec, lark: GrammarBuilder, plain: str, text: str, pair: tuple[str, str], again: str, end: str
+) -> str:
+    """`plain`, a raw value that is any `text` up to the token `end`, or an example in it that ends with a real closing tag, and
+    `again`.
+    """
+    example = example_text(spec, lark, text, pair)
+    if not example:
         return plain
-    example = lark.terminal("EXAMPLE", ("" if text == ANY_TEXT else f"{text} & ") + f"/(?s:.*){regex(opening)}(?s:.*)/")
-    rest = f"{lark.special(closing)} {again}"
-    alternatives = [plain, f"{example} {rest}"]
-    if end:
-        is_token = end.startswith("<[")
-        inside = lark.rule("inside", f'"" | {SELF} ' + (f"{_SOME_TEXT}? {end}" if is_token else until(lark, end)))
-        first = f"{example} {end}" if is_token else until(lark, end, example)
-        alternatives.append(f"{first} {inside} {_SOME_TEXT + '?' if is_token else ANY_TEXT} {rest}")
-    return lark.rule("raw", "\n    | ".join(alternatives))
+    rest = f"{lark.special(pair[1])} {again}"
+    inside = lark.rule("inside", f'"" | {SELF} {_SOME_TEXT}? {end}')
+    return lark.rule("raw", f"{plain}\n    | {example} {rest}\n    | {example} {end} {inside} {_SOME_TEXT}? {rest}")
 
 
 def up_to_tag(spec: AnswerSpec, lark: GrammarBuilder, name: str) -> str:
     """Any text, then the tag `name`."""
     if name in spec.markers:
         return f"{ANY_TEXT} {lark.special(name)}"
-    return until(lark, lark.text(name))
+    before, mark, after = _parted(spec, name)
+    if not mark:
+        return until(lark, lark.text(name))
+    text = lark.terminal("BEFORE", f"{ANY_TEXT} {lark.text(before)}") if before else ANY_TEXT
+    return f"{text} {lark.special(mark)} {lark.text(after)}"
+
+
+def several(one: str, between: str, most: int) -> str:
+    """One to `most` of the rule `one`, with `between` between two of them."""
+    return one if most == 1 else f"{one} ({between} {one}){{0,{most - 1}}}"
 
 
 def answer(
@@ -96,8 +117,7 @@ def answer(
     row = ""
     if limit:
         call = lark.rule("call", f"{tag(spec, lark, open_tag)} {call_body}")
-        row = call if limit == 1 else f"{call} ({separator} {call}){{0,{limit - 1}}}"
-        row = lark.rule("calls", f"{row} {trailing}")
+        row = lark.rule("calls", f"{several(call, separator, limit)} {trailing}")
     if forced:
         body, fixed = row, True
     elif value:
@@ -108,8 +128,9 @@ def answer(
         body, fixed = f"{ANY_TEXT} {row}?", False
     else:
         # text that ends in the opening tag is preferred to plain text by the lexer, because it is lazy
-        rest = f"{call_body} ({separator} {lark.text(open_tag)} {call_body}){{0,{limit - 1}}}" if limit > 1 else call_body
-        body, fixed = f"({ANY_TEXT} | {until(lark, lark.text(open_tag))} {rest} {trailing})", False
+        opening = tag(spec, lark, open_tag)
+        rest = f"{call_body} ({separator} {opening} {call_body}){{0,{limit - 1}}}" if limit > 1 else call_body
+        body, fixed = f"({ANY_TEXT} | {up_to_tag(spec, lark, open_tag)} {rest} {trailing})", False
     return f"{_thinking(spec, lark, lark.text(gap) if fixed and gap else '', think_tags)}{body}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, Protocol
 
 from pooled_mlx.core.request import MAX_CALLS, Tool
@@ -132,7 +132,7 @@ class TaggedParser:
         calls: Calls,
         reader: Callable[[bool], CallReader] | None = None,
         bare: str | None = None,
-        again: str | None = None,
+        again: tuple[str, ...] = (),
         first: str | None = None,
         inner_tags: frozenset[str] = frozenset(),
         think_tags: tuple[str, str] = (THINK, END_THINK),
@@ -141,8 +141,9 @@ class TaggedParser:
         """`call_tags` enclose a call, None where the format has none; the closing one may be "". `reader(bare)` makes a reader
         for a call's body.
 
-        `bare` begins a call that lacks its tags, at the start of a line. `again` is the character with which another call
-        may begin inside the same pair of tags, `first` the one that begins a call at the very start of the answer.
+        `bare` begins a call that lacks its tags, at the start of a line. `again` is what another call inside the same pair of
+        tags may begin with; a token among them begins one anywhere. `first` is the character that begins a call at the very
+        start of the answer.
         `inner_tags` are the reader's. `think_header` is what a thought begins with that is not part of it.
         """
         self._writer = setup.writer
@@ -297,6 +298,9 @@ class TaggedParser:
             self._begin(name)
         elif name == self._close_tag and self._inside_pair:
             self._inside_pair, self._junk = False, ""
+        elif token and name in self._again and self._calls.possible:
+            self._begin("")
+            self._go(self._result(self._reader.tag(name)) if self._reader else "")
         else:
             self._put(name)
 
@@ -323,9 +327,13 @@ class TaggedParser:
             self._junk += text[: len(text) - len(rest)]
             if not rest:
                 return ""
-            if rest[0] == self._again and self._calls.possible:
-                self._begin("")
-                return rest
+            if self._again and self._calls.possible:
+                if rest.startswith(self._again):
+                    self._begin("")
+                    return rest
+                if any(mark.startswith(rest) for mark in self._again):
+                    self._held = rest
+                    return ""
             self._inside_pair = any(rest.startswith(tag) or tag.startswith(rest) for tag in self._spelled_pair)
             text = rest
         if self._first is not None and not self._thinking:
@@ -425,6 +433,16 @@ class TaggedParser:
             self._writer.reasoning(text)
         else:
             self._writer.text(text)
+
+
+def first_tag(text: str, tags: Iterable[str]) -> tuple[int, str]:
+    """Where the first of `tags` stands in `text`, and which; "" where one may only begin, at the end of the text."""
+    found = len(text), ""
+    for tag in tags:
+        at = next((at for at in _positions(text, tag[0]) if _may_begin(text, at, tag)), len(text))
+        if at < found[0]:
+            found = at, tag if text.startswith(tag, at) else ""
+    return found
 
 
 def _positions(text: str, char: str) -> Iterator[int]:

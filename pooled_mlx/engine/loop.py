@@ -141,25 +141,8 @@ class Loop:
         """At most one prefill piece and one decode step. Failures end rows; raises `EngineDead` when the reset fails."""
         self._drop_cancelled()
         self._admit()
-        rows = [*self.parked, *self.reading]
-        settings, due = self.settings, self.share.piece_is_due(len(self.batches))
-        plan = schedule(
-            [self._view(row) for row in rows],
-            piece_is_due=due,
-            skipped=self._skipped,
-            below=settings.park_below,
-            limit_seconds=settings.park_limit_seconds,
-        )
-        for place in plan.late:
-            self.parked.remove(rows[place])
-            late = engine_failed("The client did not read its answer for too long; it was stopped.")
-            self.keeper.finish(rows[place], late)
-        for place in plan.resume:
-            self.parked.remove(rows[place])
-            self._resume(rows[place])
-        self._skipped = plan.skipped
-        if plan.read is not None:
-            self._read_piece(rows[plan.read])
+        if self.parked or self.reading:
+            self._carry_out([*self.parked, *self.reading])
         if self.batches:
             self._decode()
         elif self.parked and not self.reading:
@@ -168,6 +151,27 @@ class Loop:
             self._since_clear = 0
             self.runner.clear_unused()
         self._tell(self._after_turn, not self.busy)
+
+    def _carry_out(self, rows: Sequence[Row]) -> None:
+        """What is due of rows that write nothing now."""
+        settings = self.settings
+        plan = schedule(
+            [self._view(row) for row in rows],
+            piece_is_due=self.share.piece_is_due(len(self.batches)),
+            skipped=self._skipped,
+            below=settings.park_below,
+            limit_seconds=settings.park_limit_seconds,
+        )
+        self._skipped = plan.skipped
+        for place in plan.late:
+            self.parked.remove(rows[place])
+            late = engine_failed("The client did not read its answer for too long; it was stopped.")
+            self.keeper.finish(rows[place], late)
+        for place in plan.resume:
+            self.parked.remove(rows[place])
+            self._resume(rows[place])
+        if plan.read is not None:
+            self._read_piece(rows[plan.read])
 
     def _view(self, row: Row) -> View:
         """A row as the schedule sees it."""

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ _NAME, _KEY, _VALUE = "kea_lookup", "query", "tuatara"
 _SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
 _TOOL = {"type": "function", "function": {"name": _NAME, "description": "Look it up.", "parameters": _SCHEMA}}
 _CALL_TOKEN = re.compile(r"(tool|function).?calls?", re.IGNORECASE)
+_ID = "abcdefgh1"
 _SHOWN = 80
 
 
@@ -59,8 +61,12 @@ def call_form(template: ChatTemplate, tokens: Tokens, chat_format: str | None = 
     certainty = chat_formats.get(name).recognises(template.source, added)
     marked = certainty > 1
     written = _written_call(template)
+    if marked and not _tells_of_tools(template):
+        return CallForm(GENERIC, False, "its template writes calls, and does not tell the model of its tools")
+    if written is None and marked:
+        return CallForm(GENERIC, False, "its template does not write its past calls")
     if written is None:
-        return CallForm(name, True) if marked else CallForm(name, False, _unwritten(template, tokens, name))
+        return CallForm(name, False, _unwritten(template, tokens, name))
     if _reads(name, written, tokens):
         return CallForm(name, marked)
     tags = chat_formats.get(name).tags - {tag for pair in THINK_TAGS for tag in pair}
@@ -88,12 +94,13 @@ def _written_call(template: ChatTemplate) -> str | None:
     """What an assistant turn with one call is after its header, None where the template writes none."""
     user = {"role": "user", "content": "quokka asks"}
     arguments: Any
-    for arguments in ({_KEY: _VALUE}, json.dumps({_KEY: _VALUE})):  # some templates take text only
+    # Some templates take text only, and some write the id in place of the name.
+    for call_id, arguments in product((_ID, f"functions.{_NAME}:0"), ({_KEY: _VALUE}, json.dumps({_KEY: _VALUE}))):
         function = {"name": _NAME, "arguments": arguments}
         said = {
             "role": "assistant",
             "content": "",
-            "tool_calls": [{"id": "abcdefgh1", "type": "function", "function": function}],
+            "tool_calls": [{"id": call_id, "type": "function", "function": function}],
         }
         asked, called = _render(template, user), _render(template, user, said)
         turn = called[_common(asked, called) :]
@@ -103,6 +110,12 @@ def _written_call(template: ChatTemplate) -> str | None:
                 header = header.split(tag)[0]
             return turn[_common(header, turn) :]
     return None
+
+
+def _tells_of_tools(template: ChatTemplate) -> bool:
+    """Whether the template lists the tools that it is given."""
+    user = {"role": "user", "content": "quokka asks"}
+    return _NAME in _render(template, user)
 
 
 def _common(first: str, second: str) -> int:
@@ -136,7 +149,6 @@ def _unwritten(template: ChatTemplate, tokens: Tokens, name: str) -> str:
     foreign = sorted(text for text in tokens.added if _CALL_TOKEN.search(text) and text not in tags)
     if foreign:
         return foreign[0]
-    user = {"role": "user", "content": "quokka asks"}
-    if _NAME in _render(template, user):
+    if _tells_of_tools(template):
         return "its template lists tools, and does not tell how it calls them"
     return ""

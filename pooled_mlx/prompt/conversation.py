@@ -9,6 +9,7 @@ from typing import Any
 
 from pooled_mlx.chat_formats.base import CUSTOM_PARAMETER, tool_schema
 from pooled_mlx.chat_formats.hermes import generic_instructions, render_call, render_tool_result
+from pooled_mlx.chat_formats.kimi import call_id
 from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import Request, Tool, ToolCall, Turn
 from pooled_mlx.prompt.defuse import Disguise, strings_in
@@ -95,6 +96,8 @@ def arrange(said: Sequence[Said], tools: Sequence[Tool], traits: TemplateTraits)
     arranged = list(said)
     if not traits.native_tools:
         arranged = _tools_as_text(arranged, tools)
+    if traits.named_ids:
+        arranged = _with_named_ids(arranged)
     if not traits.system:
         arranged = _system_into_user(arranged)
     if traits.alternates:
@@ -213,6 +216,21 @@ def _tools_as_text(said: Sequence[Said], tools: Sequence[Tool]) -> list[Said]:
         written[0] = replace(written[0], text=_BLANK_LINE.join(part for part in (written[0].text, text) if part))
         return written
     return [Said("system", text), *written]
+
+
+def _with_named_ids(said: Sequence[Said]) -> list[Said]:
+    """For a template that writes ids in place of names: ids that tell the tool, numbered through the conversation."""
+    named: list[Said] = []
+    ids: dict[str, str] = {}
+    number = 0
+    for one in said:
+        calls: list[SaidCall] = []
+        for call in one.calls:
+            ids[call.id] = call_id(call.name, number)
+            calls.append(replace(call, id=ids[call.id]))
+            number += 1
+        named.append(replace(one, calls=tuple(calls), call_id=ids.get(one.call_id or "", one.call_id)))
+    return named
 
 
 def _call_text(call: SaidCall) -> str:

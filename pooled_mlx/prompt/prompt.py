@@ -172,7 +172,11 @@ class PromptBuilder:
             message |= {"reasoning_content": one.reasoning, "thinking": one.reasoning}
         if one.calls:
             message["tool_calls"] = [
-                {"id": self._id(call.id), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                {
+                    "id": self._id(call.id),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": self._arguments(call.arguments)},
+                }
                 for call in one.calls
             ]
         if one.role == "tool":
@@ -182,6 +186,12 @@ class PromptBuilder:
     def _id(self, call_id: str) -> str:
         """A call's id; templates that want nine letters and digits get them."""
         return _digest(call_id).hex()[:9] if self.traits.short_ids else call_id
+
+    def _arguments(self, arguments: object) -> object:
+        """A call's arguments; templates that take text only get JSON."""
+        if isinstance(arguments, str) or not self.traits.written_arguments:
+            return arguments
+        return json.dumps(arguments, ensure_ascii=False)
 
     def _moment(self, said: Sequence[Said], options: Mapping[str, Any], form: ToolForm) -> datetime:
         system = said[0].text if said[0].role == "system" else ""

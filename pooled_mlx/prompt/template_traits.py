@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pooled_mlx.chat_formats.kimi import call_id
 from pooled_mlx.core.card import ThinkingRule
 from pooled_mlx.core.request import Thinking
 from pooled_mlx.prompt.templates import ChatTemplate, TemplateFailed
@@ -33,7 +35,8 @@ class TemplateTraits:
     `openers` are the speakers and the first tokens of the headers, `enders` the ids that end a turn. `think_before` and
     `think_after` stand around a reasoning text in a past turn. `keeps_chain`: reasoning stays while no user turn follows;
     `keeps_always`: it stays.
-    `native_tools`: it lists tools and renders calls and results. `text_arguments`: arguments that are no object may be text.
+    `native_tools`: it lists tools and renders calls and results. `text_arguments`: arguments that are no object may be text;
+    `written_arguments`: all must be text. `named_ids`: it writes a call's id, which must tell the tool, in place of the name.
     `needs_user`: it wants a user turn somewhere; `alternates`: user and assistant must take turns. `opens_head`: the
     generation prompt has an opener of its own. `short_ids`: ids of calls must be nine letters and digits. `samples` are
     renderings to check encoders with.
@@ -49,6 +52,8 @@ class TemplateTraits:
     keeps_always: bool = False
     native_tools: bool = False
     text_arguments: bool = False
+    written_arguments: bool = False
+    named_ids: bool = False
     system: bool = True
     needs_user: bool = False
     alternates: bool = False
@@ -102,6 +107,8 @@ class _Probe:
         self._tokens = tokens
         self._options = template_options(rule, Thinking(on=True))
         self._options_off = template_options(rule, Thinking(on=False))
+        self._arguments: Any = {"query": _ARGUMENT}
+        self._id = _CALL_ID
 
     def render(
         self, *messages: Mapping[str, Any], tools: bool = False, prompt: bool = False, options: Mapping[str, Any] | None = None
@@ -119,6 +126,13 @@ class _Probe:
             return self.render(*messages, tools=tools, prompt=prompt)
         except TemplateFailed:
             return ""
+
+    def call(self, arguments: Any = None, **more: Any) -> dict[str, Any]:
+        """An assistant turn with one call, in the way this template takes it."""
+        return _call(self._arguments if arguments is None else arguments, **{"id": self._id, **more})
+
+    def result(self) -> dict[str, Any]:
+        return _result(self._id)
 
     def learn(self) -> TemplateTraits:
         try:
@@ -149,7 +163,7 @@ class _Probe:
         enders = (eos | set(after_answer[:stop])) - openers
         before, after = self.think_form(headers[0] if headers else "")
         thinks = {"reasoning_content": _THOUGHT, "thinking": _THOUGHT}
-        chain = self.attempt(_said("user", _USER), _call(**thinks), _result(), tools=True) if native else ""
+        chain = self.attempt(_said("user", _USER), self.call(**thinks), self.result(), tools=True) if native else ""
         always = self.attempt(_said("user", _USER), _said("assistant", _ANSWER, **thinks), _said("user", _SECOND))
         keeps_always = _THOUGHT in always
         return TemplateTraits(
@@ -162,23 +176,36 @@ class _Probe:
             keeps_chain=keeps_always or _THOUGHT in chain,
             keeps_always=keeps_always,
             native_tools=native,
-            text_arguments=native and _ARGUMENT in self.attempt(_said("user", _USER), _call(_ARGUMENT), _result(), tools=True),
+            written_arguments=native and isinstance(self._arguments, str),
+            named_ids=native and self._id != _CALL_ID,
+            text_arguments=native
+            and _ARGUMENT in self.attempt(_said("user", _USER), self.call(_ARGUMENT), self.result(), tools=True),
             system=_SYSTEM in self.attempt(_said("system", _SYSTEM), _said("user", _USER)),
-            needs_user=not self.attempt(*([_call(), _result()] if native else [_said("assistant", _ANSWER)]), tools=native),
+            needs_user=not self.attempt(
+                *([self.call(), self.result()] if native else [_said("assistant", _ANSWER)]), tools=native
+            ),
             alternates=not self.takes_rows(),
             opens_head=bool(first),
-            short_ids=native and not self.attempt(_said("user", _USER), _call(id=_LONG_ID), _result(_LONG_ID), tools=True),
+            short_ids=native
+            and self._id == _CALL_ID
+            and not self.attempt(_said("user", _USER), self.call(id=_LONG_ID), _result(_LONG_ID), tools=True),
             samples=tuple(text for text in (prompts["on"][1], prompts["off"][1], talk, chain, always) if text),
         )
 
     def native_tools(self) -> bool:
-        text = self.attempt(_said("user", _USER), _call(), _result(), tools=True, prompt=True)
-        bare = self.attempt(_said("user", _USER), _call(), _result(), prompt=True)
+        asked = _said("user", _USER)
+        if not self.attempt(asked, self.call(), self.result(), tools=True):
+            self._arguments = json.dumps(self._arguments)
+        called = self.attempt(asked, self.call())
+        if _CALL_ID in called and _TOOL not in called:
+            self._id = call_id(_TOOL, 0)
+        text = self.attempt(asked, self.call(), self.result(), tools=True, prompt=True)
+        bare = self.attempt(asked, self.call(), self.result(), prompt=True)
         return text.count(_TOOL) > bare.count(_TOOL) > 0 and _RESULT in text and _ARGUMENT in text
 
     def result_opener(self) -> str | None:
-        called = self.attempt(_said("user", _USER), _call(), tools=True)
-        answered = self.attempt(_said("user", _USER), _call(), _result(), tools=True)
+        called = self.attempt(_said("user", _USER), self.call(), tools=True)
+        answered = self.attempt(_said("user", _USER), self.call(), self.result(), tools=True)
         found = self.controls(_between(answered[len(_common_start([called, answered])) :], None, _RESULT))
         return found[0] if found else None
 
@@ -195,7 +222,7 @@ class _Probe:
     def header_after_result(self, opener: str) -> list[str]:
         """What an answer to a tool result begins with, where that is another token than after a user turn."""
         answered = self.attempt(
-            _said("user", _USER), _call(), _result(), _said("assistant", _ANSWER), _said("user", _SECOND), tools=True
+            _said("user", _USER), self.call(), self.result(), _said("assistant", _ANSWER), _said("user", _SECOND), tools=True
         )
         lead = _between(answered, _RESULT, _ANSWER) or ""
         found = self.controls(lead)
@@ -243,12 +270,12 @@ def _said(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
-def _call(arguments: Any = None, *, id: str = _CALL_ID, **more: Any) -> dict[str, Any]:
-    function = {"name": _TOOL, "arguments": {"query": _ARGUMENT} if arguments is None else arguments}
+def _call(arguments: Any, *, id: str, **more: Any) -> dict[str, Any]:
+    function = {"name": _TOOL, "arguments": arguments}
     return _said("assistant", "", tool_calls=[{"id": id, "type": "function", "function": function}], **more)
 
 
-def _result(id: str = _CALL_ID) -> dict[str, Any]:
+def _result(id: str) -> dict[str, Any]:
     return _said("tool", _RESULT, tool_call_id=id, name=_TOOL)
 
 

@@ -90,20 +90,18 @@ def choose(
     positions = [shape.position for shape in shapes]
     logits = _shaped(logits[:, :known_tokens], shapes, unread)
     finite = usable_rows(logits)
-    if any(shape.allowed is not None for shape in shapes):
-        words = np.stack([_everything(shapes) if shape.allowed is None else shape.allowed for shape in shapes])
+    masks = [shape.allowed for shape in shapes if shape.allowed is not None]
+    if masks:
+        everything = np.full_like(masks[0], _ALL) if len(masks) < len(shapes) else None
+        words = np.array([everything if shape.allowed is None else shape.allowed for shape in shapes])
         chosen = sampler.draw_masked(logits, positions, _masked(logits, words))
     else:
         chosen = sampler.draw(logits, positions)
-    if any(shape.token is not None for shape in shapes):
-        tokens = mx.array([0 if shape.token is None else shape.token for shape in shapes], chosen.dtype)
-        chosen = mx.where(mx.array([shape.token is not None for shape in shapes]), tokens, chosen)
+    told = [shape.token for shape in shapes]
+    if told.count(None) < len(told):
+        tokens = mx.array([token or 0 for token in told], chosen.dtype)
+        chosen = mx.where(mx.array([token is not None for token in told]), tokens, chosen)
     return chosen, finite
-
-
-def _everything(shapes: Sequence[Shape]) -> np.ndarray[Any, Any]:
-    words = next(shape.allowed for shape in shapes if shape.allowed is not None)
-    return np.full(len(words), _ALL, np.uint32)
 
 
 def _shaped(logits: mx.array, shapes: Sequence[Shape], unread: mx.array | None) -> mx.array:

@@ -25,6 +25,8 @@ class EventWriter:
         self.calls: list[ToolCall] = []
         self.notes: list[str] = []
         """What was repaired or refused, for the log."""
+        self.stand_ins: dict[str, str] = {}
+        """Characters in what is written that stand for tokens, and what these are spelled like."""
         self._stops = StopStrings(stops) if any(stops) else None
         self._new_call_id = new_call_id
         self._events: list[Event] = []
@@ -60,6 +62,7 @@ class EventWriter:
 
     def note(self, what: str) -> None:
         """Remember a repair or a refusal."""
+        what = self._shown(what)
         if self.stop is None and what not in self.notes:
             self.notes.append(what)
 
@@ -67,6 +70,7 @@ class EventWriter:
         """Answer text."""
         if self.stop is not None:
             return
+        text = self._shown(text)
         if self._skip:
             text = text.lstrip(self._skip)
             if not text:
@@ -85,6 +89,7 @@ class EventWriter:
         """Thinking."""
         if self.stop is not None:
             return
+        text = self._shown(text)
         if self._thought_skip:
             text = text.lstrip(self._thought_skip)
             if not text:
@@ -125,6 +130,7 @@ class EventWriter:
     def call_arguments(self, text: str) -> None:
         """The next fragment of the open call's arguments."""
         if self._call is not None and text:
+            text = self._shown(text)
             self._arguments.append(text)
             self._events.append(CallArguments(self._started - 1, text))
 
@@ -150,6 +156,11 @@ class EventWriter:
         if self._stops is not None and self.stop is None:
             self._put_text(self._stops.end())
         self._space.clear()
+
+    def _shown(self, text: str) -> str:
+        for character, spelling in self.stand_ins.items():
+            text = text.replace(character, spelling)
+        return text
 
     def _put_text(self, text: str) -> None:
         body = text.rstrip(SPACE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from tests.answers import (
     parts,
     says,
 )
+from tests.written_calls import FAMILIES
 
 TYPED = Tool(
     "f",
@@ -76,6 +78,38 @@ HARMONY = [
     '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "',
     *JSON,
 ]
+
+
+def _seed(snippet: str) -> str:
+    return snippet.replace("tool_call>", "seed:tool_call>")
+
+
+def _minimax(snippet: str) -> str:
+    named = re.sub("<(function|parameter)=(\\w+)>", r'<\1 name="\2">', snippet)
+    return named.replace("function", "invoke").replace("tool_call>", "minimax:tool_call>")
+
+
+def _dsml(block: str) -> Callable[[str], str]:
+    def written(snippet: str) -> str:
+        return re.sub("<(/?)(?=\\w)", r"<\1｜DSML｜", _minimax(snippet).replace("minimax:tool_call", block))
+
+    return written
+
+
+PYTHON = [
+    *("[f(", "f(", "[", "](", ")]", ")", ", ", "a=", "b=", "n=5", "l=[1,", "zz(", "apply_patch(input=", "=", "==", "True"),
+    *("'", "'" * 3, '"' * 3, "f(a='it's')", "f(a='", "')", *JSON),
+]
+FAMILY_SNIPPETS: dict[str, list[str]] = {
+    "lfm2": [*PYTHON, "<|tool_call"],
+    "olmo3": [*PYTHON, "</function"],
+    "deepseek": ["f", "apply_patch", "zz", "function", "f\n```json\n", "```", "<｜tool▁call", *JSON],
+    "deepseek_v32": [*map(_dsml("function_calls"), XML), '" string="true">', 'string="false">', "｜DSML"],
+    "deepseek_v4": [*map(_dsml("tool_calls"), XML), '" string="true">', 'string="false">', "｜DSML"],
+    "minimax": [*map(_minimax, XML), '" string="true">', '"'],
+    "seed_oss": [*map(_seed, XML), "<seed:think", "</seed:tool"],
+    "kimi": ["f", "functions.f:0", "functions.apply_patch:1", "functions.zz:2", ":", "<|tool_call", *JSON],
+}
 SNIPPETS = {
     "plain": (["x ", "\n"], TAGS),
     "hermes": (JSON, TAGS),
@@ -85,6 +119,8 @@ SNIPPETS = {
     "gemma": (GEMMA, GEMMA_TAGS),
     "llama3": (LLAMA, LLAMA_TAGS),
     "harmony": (HARMONY, HARMONY_TAGS),
+    "pythonic": (PYTHON, TAGS[:2]),
+    **{name: (FAMILY_SNIPPETS[name], family.tags) for name, family in FAMILIES.items()},
 }
 
 
@@ -158,7 +194,7 @@ def test_calls_are_valid_json_and_the_fold_is_the_answer(
 
 
 def bare(text: str) -> str:
-    return re.sub(r"\s+|</?think>", "", text)
+    return re.sub(r"\s+|</?(?:seed:|mm:)?think>", "", text)
 
 
 @settings(max_examples=300, deadline=None)
@@ -167,7 +203,7 @@ def test_without_calls_nothing_of_the_text_is_lost(
     answer: tuple[str, str, tuple[str, ...], dict[str, object]], thinking: bool
 ) -> None:
     chat_format, text, tags, options = answer
-    assume(chat_format in ("plain", "hermes", "qwen3_coder", "glm"))
+    assume(chat_format in ("plain", "hermes", "qwen3_coder", "glm", *FAMILIES))
     options = {**options, "stop": (), "ends": "stop", "tools": ()}
     outcome = says(text, chat_format, tags=tags or TAGS[:2], thinking=thinking, **options)  # type: ignore[arg-type]
     assert sorted(bare(outcome.text + outcome.reasoning)) == sorted(bare(text))

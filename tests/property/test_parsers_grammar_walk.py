@@ -19,9 +19,10 @@ from pooled_mlx.chat_formats.gemma import QUOTE
 from pooled_mlx.core.request import Request, Tool, ToolChoice
 from pooled_mlx.grammar.lark import LarkBuilder
 from pooled_mlx.grammar.match import Constraint, GrammarTokenizer, build
-from tests.answers import GEMMA_TAGS, GLM_TAGS, HARMONY_TAGS, LLAMA_TAGS, MISTRAL_TAGS, TAGS, says
+from tests.answers import GEMMA_TAGS, GLM_TAGS, HARMONY_TAGS, LLAMA_TAGS, MISTRAL_TAGS, TAGS, parts, says, tokens, xml_call
 from tests.property.test_parsers_property import naive_xml
 from tests.shared_data import shared_path
+from tests.written_calls import FAMILIES
 
 _GRAMMAR_TAG = 257
 """Id of the first tag in the grammar's byte vocabulary, one behind the end token; in the stream's table it is 256."""
@@ -109,7 +110,8 @@ class Walk:
         # the last ones first: they close, and a walk must come to an end
         self.tags = [_GRAMMAR_TAG + index for index in reversed(range(len(tags)))]
         self.quote = 256 + list(tags).index(QUOTE) if QUOTE in tags else -1
-        self.bits = [*BITS, *(f"\n<parameter={name}>\n" for name in names)]
+        self.names = list(tags)
+        self.bits = [*BITS, *endings, *(f"\n<parameter={name}>\n" for name in names)]
         self.ids: list[int] = []
         self.mask = np.zeros(tokenizer.mask_words, dtype=np.uint32)
 
@@ -128,7 +130,7 @@ class Walk:
             if len(self.ids) > CAP:
                 if any(self._whole(ending) for ending in [*self.endings, *self.bits]):
                     continue
-            elif rnd.random() < 0.85 and self._take(list(rnd.choice(self.bits).encode())):
+            elif rnd.random() < 0.85 and self._take(self._ids(rnd.choice(self.bits))):
                 continue
             if not self._any(rnd):
                 return self.constraint.may_end()
@@ -146,11 +148,17 @@ class Walk:
 
     def _whole(self, text: str) -> bool:
         ahead = self.constraint.copy()
-        for byte in text.encode():
-            if not ahead.allows(byte):
+        for index in self._ids(text):
+            if not ahead.allows(index):
                 return False
-            ahead.consume(byte)
-        return self._take(list(text.encode()))
+            ahead.consume(index)
+        return self._take(self._ids(text))
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for part in parts(text, self.names):
+            ids += [_GRAMMAR_TAG + self.names.index(part)] if part in self.names else part.encode()
+        return ids
 
     def _any(self, rnd: random.Random) -> bool:
         self.constraint.fill_mask(self.mask)
@@ -176,7 +184,9 @@ def walks(chat_format: str, tools: Sequence[Tool], tags: Sequence[str], seed: in
     )
     rnd = random.Random(seed)
     for _ in range(count):
-        endings = GLM_ENDINGS if chat_format == "glm" else XML_ENDINGS
+        endings = (
+            GLM_ENDINGS if chat_format == "glm" else FAMILIES[chat_format].endings if chat_format in FAMILIES else XML_ENDINGS
+        )
         walk = Walk(compiled.matcher(), tokenizer, tags, names, endings)
         if walk.run(rnd):
             yield walk.ids
@@ -241,6 +251,9 @@ CASES = [
     ("llama3", LLAMA_TAGS),
     ("gemma", GEMMA_TAGS),
     ("harmony", HARMONY_TAGS),
+    *((name, family.tags) for name, family in FAMILIES.items()),
+    *((name, ()) for name in FAMILIES),
+    ("pythonic", TAGS[:2]),
 ]
 
 
@@ -318,10 +331,10 @@ def test_an_example_that_ends_with_a_real_tag_stays_in_its_file(content: str) ->
     assert grammar.may_end()
 
 
-def _texts_grammar(name: str) -> Constraint:
-    tokenizer = GrammarTokenizer.of_bytes(TAGS)
+def _texts_grammar(name: str, tags: tuple[str, ...] = TAGS) -> Constraint:
+    tokenizer = GrammarTokenizer.of_bytes(tags)
     request = Request("r", (), tools=(TEXTS,), tool_choice=REQUIRED)
-    spec = AnswerSpec(request, request.callable_tools, False, False, None, frozenset(TAGS))
+    spec = AnswerSpec(request, request.callable_tools, False, False, None, frozenset(tags))
     return build(tokenizer, chat_formats.get(name).grammar(spec, LarkBuilder(tokenizer.added))).matcher()
 
 
@@ -333,8 +346,32 @@ def test_an_opening_tag_that_is_only_mentioned_does_not_hold_the_call_open() -> 
     ids[at : at + 2] = spelled
     ids.append(256 + TAGS.index("</tool_call>"))
     assert says(ids, "qwen3_coder", (TEXTS,), constrained=True).calls == [("texts", {"a": "use <tool_call> to open"})]
+    grammar = _texts_grammar("qwen3_coder")
+    for index in ids:
+        grammar.consume(index if index < 256 else index + 1)
+    assert grammar.may_end()
     two = [*ids, ord("\n"), *ids]
     assert len(says(two, "qwen3_coder", (TEXTS,), constrained=True).calls) == 2
+
+
+@pytest.mark.parametrize(("chat_format", "tags"), [("qwen3_coder", TAGS), ("glm", GLM_TAGS), ("glm", TAGS)])
+@pytest.mark.parametrize("content", ["use <tool_call> to open", "<tool_call>", "<tool_call>\n</parameter> x </arg_value>\n z"])
+def test_a_mention_of_the_opening_tag_leaves_the_grammar_as_it_is(
+    chat_format: str, tags: tuple[str, ...], content: str
+) -> None:
+    for here in ({"a": "HERE", "b": "2"}, {"b": "1", "a": "HERE"}):
+        if chat_format == "glm":
+            pairs = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in here.items())
+            frame = f"<tool_call>texts\n{pairs}</tool_call>"
+        else:
+            frame = xml_call("texts", **here)
+        before, after = frame.split("HERE")
+        ids = [*tokens(before, tags), *content.encode(), *tokens(after, tags)]
+        grammar = _texts_grammar(chat_format, tags)
+        for index in ids:
+            grammar.consume(index if index < 256 else index + 1)
+        assert grammar.may_end()
+        assert says(ids, chat_format, (TEXTS,), tags=tags, constrained=True).calls == [("texts", {**here, "a": content})]
 
 
 @pytest.mark.parametrize("tags", [GLM_TAGS, TAGS])

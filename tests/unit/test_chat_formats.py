@@ -11,7 +11,10 @@ from pooled_mlx.core.request import Request, Tool, ToolCall, Turn
 from tests.answers import PATCH, READ, TAGS
 from tests.shared_data import shared_path
 
-NAMES = ("gemma", "glm", "harmony", "hermes", "llama3", "mistral", "plain", "qwen3_coder")
+NAMES = (
+    *("deepseek", "deepseek_v32", "deepseek_v4", "gemma", "glm", "harmony", "hermes", "kimi", "lfm2", "llama3", "minimax"),
+    *("mistral", "olmo3", "plain", "pythonic", "qwen3_coder", "seed_oss"),
+)
 
 
 def test_every_module_is_a_format_and_nothing_else_is() -> None:
@@ -22,7 +25,7 @@ def test_every_module_is_a_format_and_nothing_else_is() -> None:
 
 
 def test_an_unknown_format_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match="'nope' is unknown; known are gemma, glm"):
+    with pytest.raises(ValueError, match="'nope' is unknown; known are deepseek, deepseek_v32, "):
         chat_formats.get("nope")
     with pytest.raises(ValueError, match="rules"):
         chat_formats.get("rules")
@@ -41,15 +44,31 @@ def test_an_unknown_format_is_refused_with_the_known_names() -> None:
         ("{{ '<|tool_call>call:' + function['name'] + '{' }}", "gemma"),
         ("<|start_header_id|>assistant{{ '\"parameters\": ' }}", "llama3"),
         ("<|start|>assistant<|channel|>analysis<|message|>", "harmony"),
+        ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments }}", "deepseek"),
+        ("{%- set dsml = '｜DSML｜' %}<{{ dsml }}function_calls><{{ dsml }}invoke name=", "deepseek_v32"),
+        ("{%- set dsml = '｜DSML｜' %}<{{ dsml }}tool_calls><{{ dsml }}invoke name=", "deepseek_v4"),
+        ("{%- set begin = '<minimax:tool_call>' %}{{ '<invoke name=\"' + name + '\">' }}", "minimax"),
+        ("<seed:tool_call>\n<function=name>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>", "seed_oss"),
+        ('{{- "<|tool_call_start|>[" + calls | join(", ") + "]<|tool_call_end|>" -}}', "lfm2"),
+        ("{{ '<function_calls>' + name + '(' + arguments + ')</function_calls>' }}", "olmo3"),
+        (
+            "<|header_start|>system put it in the format of [func_name1(params_name1=params_value1), func_name2(params)]",
+            "pythonic",
+        ),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>", "kimi"),
     ],
 )
 def test_the_format_is_found_in_the_template(template: str | None, name: str) -> None:
     assert chat_formats.detect(template, TAGS) == name
 
 
-def test_the_format_of_a_real_template() -> None:
-    template = shared_path("templates/qwen3.6.jinja").read_text(encoding="utf-8")
-    assert chat_formats.detect(template, TAGS) == "qwen3_coder"
+def test_the_format_of_every_real_template() -> None:
+    known = {"qwen3.6": "qwen3_coder"}
+    for path in sorted(shared_path("templates").glob("*.jinja")):
+        template = path.read_text(encoding="utf-8")
+        assert chat_formats.detect(template, TAGS) == known[path.stem]
+        certain = [name for name in NAMES if chat_formats.get(name).recognises(template, frozenset(TAGS)) > 1]
+        assert certain == [known[path.stem]]
 
 
 def test_generic_instructions_list_every_tool_as_json() -> None:

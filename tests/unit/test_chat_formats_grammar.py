@@ -13,7 +13,7 @@ from pooled_mlx.chat_formats.raw_values import whole_match, without
 from pooled_mlx.core.request import CustomGrammar, Request, Tool, ToolChoice
 from pooled_mlx.grammar.lark import LarkBuilder, SchemaError
 from pooled_mlx.grammar.match import Constraint, GrammarTokenizer, build
-from tests.answers import GLM_TAGS, HARMONY_TAGS, LLAMA_TAGS, TAGS, json_call, parts, xml_call
+from tests.answers import GLM_TAGS, HARMONY_TAGS, LLAMA_TAGS, MISTRAL_TAGS, TAGS, json_call, parts, xml_call
 
 WEATHER = Tool(
     "get_weather",
@@ -247,7 +247,7 @@ def test_a_tool_that_declares_nothing_and_allows_more() -> None:
     assert not grammar.takes(xml_call("f", a="x"))
 
 
-@pytest.mark.parametrize("chat_format", ["qwen3_coder", "hermes", "glm", "mistral", "llama3", "gemma", "harmony"])
+@pytest.mark.parametrize("chat_format", [name for name in chat_formats.names() if name != "plain"])
 def test_a_broken_schema_degrades_its_tool_alone(chat_format: str) -> None:
     broken = Tool("broken", parameters={"type": "object", "properties": {"a": {"type": "objekt", "minimum": "x"}}})
     tags = sorted(chat_formats.get(chat_format).tags)
@@ -298,6 +298,40 @@ def test_glm_grammar() -> None:
         map(grammar.takes, [call, f"\n<think>hm</think>\nLook:\n{call}", call.replace("\n", ""), "<tool_call>noop</tool_call>"])
     )
     assert not any(map(grammar.takes, [call.replace("city", "town"), "<tool_call>get_weather\n</tool_call>", call + "x"]))
+
+
+def test_a_mistral_list_of_at_most_one_call() -> None:
+    call = '[TOOL_CALLS][{"name": "noop", "arguments": {}}]'
+    for more in ({"parallel_tool_calls": False}, {"tool_choice": ToolChoice("named", "noop")}):
+        assert Grammar("mistral", tags=MISTRAL_TAGS[:3], **more).takes(call)
+        assert not Grammar("mistral", tags=MISTRAL_TAGS[:3], **more).takes(call[:-1] + ", " + call[len("[TOOL_CALLS][") :])
+
+
+def test_pythonic_grammar() -> None:
+    grammar = Grammar("pythonic", tags=())
+    call = '[get_weather(city="x", days=3), noop()]'
+    assert all(map(grammar.takes, [call, "hello [x]", "", '[get_weather(days=3, city="")]']))
+    assert not any(map(grammar.takes, ["[1]", "[get_weather()]", "[nope()]", call + " x", "[noop(a=1)]"]))
+    required = Grammar("pythonic", tags=(), tool_choice=ToolChoice("required"), parallel_tool_calls=False)
+    assert (required.takes("[noop()]"), required.takes(call), required.takes("hello")) == (True, False, False)
+    formed = Grammar("pythonic", tags=(), schema={"type": "array", "items": {"type": "integer"}})
+    assert (formed.takes("[1, 2]"), formed.takes("[noop()]"), formed.takes("[x]")) == (True, True, False)
+    assert Grammar("pythonic", (), tags=()).takes("[ hello")
+
+
+def test_python_arguments_that_no_rule_can_hold() -> None:
+    odd = Tool("odd", parameters={"type": "object", "properties": {"a b": {"type": "integer"}}})
+    many = Tool("many", parameters={"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(70)}})
+    free = Tool("free", parameters={"type": "object", "additionalProperties": {"type": "integer"}})
+    grammar = Grammar("lfm2", (odd, many, free), ("<|tool_call_start|>", "<|tool_call_end|>"))
+    assert set(grammar.spec.degraded) == {"odd", "many"}
+    for call, taken in {
+        'odd(x=[None], y="z")': False,
+        'odd(x=[null], y="z")': True,
+        "free(a=1, b=2)": True,
+        "free(a=x)": False,
+    }.items():
+        assert grammar.takes(f"<|tool_call_start|>[{call}]<|tool_call_end|>") is taken
 
 
 def test_llama_grammar() -> None:

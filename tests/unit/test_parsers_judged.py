@@ -12,6 +12,7 @@ import pytest
 
 from pooled_mlx.core.request import Tool
 from tests.answers import GEMMA_TAGS, GLM_TAGS, MISTRAL_TAGS, TAGS, says
+from tests.written_calls import FAMILIES
 
 TOOL = Tool(
     "do-it",
@@ -76,6 +77,16 @@ BODIES = {
         + "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{as_text(value)}</arg_value>\n" for key, value in ARGUMENTS.items()),
     ),
     "mistral": ("mistral", MISTRAL_TAGS, f"{TOOL.name}[ARGS]{json.dumps(ARGUMENTS, ensure_ascii=False)}"),
+    "minimax": (
+        "minimax_m2",
+        FAMILIES["minimax"].tags,
+        FAMILIES["minimax"].one(TOOL.name, **ARGUMENTS)[len("<minimax:tool_call>") : -len("</minimax:tool_call>")],
+    ),
+    "kimi": (
+        "kimi_k2",
+        FAMILIES["kimi"].tags,
+        f"<|tool_call_begin|>functions.{TOOL.name}:0<|tool_call_argument_begin|>{json.dumps(ARGUMENTS)}<|tool_call_end|>",
+    ),
     "gemma": ("gemma4", GEMMA_TAGS, f"call:{TOOL.name}{gemma_value(ARGUMENTS)}"),
 }
 
@@ -85,6 +96,7 @@ def test_a_well_formed_call_reads_as_mlx_lm_reads_it(chat_format: str) -> None:
     name, tags, body = BODIES[chat_format]
     parser = judge(name)
     judged = parser.parse_tool_call(body, LISTED)
+    judged = judged[0] if isinstance(judged, list) else judged
     arguments = judged["arguments"]
     outcome = says(f"{parser.tool_call_start}{body}{parser.tool_call_end}", chat_format, (TOOL,), tags=tags)
     assert outcome.calls == [(TOOL.name, ARGUMENTS)]

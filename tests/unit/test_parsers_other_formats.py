@@ -290,3 +290,63 @@ def test_mistral_a_name_with_blanks_is_refused_alike_however_it_arrives() -> Non
     whole = says([pieces.token(said.encode())], "mistral", BOTH, tags=MISTRAL_TAGS[:2], table=pieces.table)
     by_byte = says(said, "mistral", BOTH, tags=MISTRAL_TAGS[:2])
     assert (whole.events, whole.notes) == (by_byte.events, by_byte.notes)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("'it is'", "it is"),
+        ("'it\\'s'", "it's"),
+        ("'it's'", "it's"),
+        ("'print('a', 'b')\n'", "print('a', 'b')\n"),
+        ('"say "hi", ok"', 'say "hi", ok'),
+        ('"""a "b"\n\'\'\' c"""', "a \"b\"\n''' c"),
+        ("'''it's'''", "it's"),
+        ('"C:\\\\new\\tx"', "C:\\new\tx"),
+        ('"<b>)]</b>"', "<b>)]</b>"),
+        ("''", ""),
+        ('""', ""),
+        ("True", True),
+        ("None", None),
+        ("true", True),
+        ("-2.5e3", -2500.0),
+        ("['a', (1), {'k': [True, None]}]", ["a", "(1)", {"k": [True, None]}]),
+        ("{'k': 'it\\'s'}", {"k": "it's"}),
+        ("word", "word"),
+    ],
+)
+@pytest.mark.parametrize("tags", [("<|tool_call_start|>", "<|tool_call_end|>"), NOTHING])
+def test_python_values(written: str, value: object, tags: tuple[str, ...]) -> None:
+    for said in (
+        f"<|tool_call_start|>[write_file(path={written}, content = 'x')]<|tool_call_end|>",
+        f"<|tool_call_start|>[write_file(content='x', path={written},), read_file()]<|tool_call_end|> bye",
+    ):
+        outcome = says(said, "lfm2", BOTH, tags=tags)
+        name, arguments = outcome.calls[0]
+        assert (name, arguments["path"], arguments["content"]) == ("write_file", value, "x")
+        assert outcome.text == ("bye" if said.endswith("bye") else "")
+        assert len(outcome.calls) == (2 if "read_file" in said else 1)
+
+
+def test_a_bare_list_of_python_calls() -> None:
+    said = '[read_file(path="a"), write_file(path="b", content=[1]), nope()]'
+    outcome = says(said, "pythonic", BOTH, tags=())
+    assert outcome.calls == [("read_file", {"path": "a"}), ("write_file", {"path": "b", "content": [1]})]
+    assert "nope()" in outcome.text
+    for said in (
+        "[1, 2]",
+        "[x](http://read_file(path)",
+        "[read_file](a)",
+        "[",
+        "[read_file",
+        "[read_file(x",
+        "[read_file(x == 1)]",
+    ):
+        assert (says(said, "pythonic", BOTH, tags=()).text, says(said, "pythonic", BOTH, tags=()).calls) == (said, [])
+    assert says('So: [read_file(path="a")]', "pythonic", BOTH, tags=()).calls == []
+
+
+def test_an_argument_given_twice_and_what_stands_between_arguments() -> None:
+    outcome = says("<function_calls>read_file(path=1, 'b', path=2, mode='w')</function_calls>", "olmo3", BOTH, tags=())
+    assert outcome.calls == [("read_file", {"path": 1, "mode": "w"})]
+    assert len(outcome.notes) == 2
