@@ -26,7 +26,7 @@ LEARNED_FORKS = 2
 """States before a fork that thinning treats like the end of system + tools, those worth most."""
 
 _GOOD_FAITH = 4
-"""Tails that a client may leave behind before it is taken for one that does not come back."""
+"""Abandoned that a client may leave behind before it is taken for one that does not come back."""
 _REMEMBERED_TAILS = 64
 _REMEMBERED_CLIENTS = 256
 
@@ -142,11 +142,11 @@ def thinning_victim(path: Sequence[Segment], rule: CutRule, pinned: Container[Se
 
 
 def eviction_ranks(
-    path: Sequence[Segment], rule: CutRule, pinned: Container[Segment], tails: Tails, now: float
+    path: Sequence[Segment], rule: CutRule, pinned: Container[Segment], abandoned: Abandoned, now: float
 ) -> dict[Segment, Rank]:
     """The rank of everything in a path that could go now: states of inner segments and its leaf, worth per byte and age."""
     ranks: dict[Segment, Rank] = {}
-    chance = tails.chance(path[-1]) if path else 1.0
+    chance = abandoned.chance(path[-1]) if path else 1.0
     for segment, rank in path_ranks(path, rule, pinned).items():
         size = _freed_bytes(segment)
         if segment.tips or not size:
@@ -171,7 +171,7 @@ def _freed_bytes(segment: Segment) -> int:
     return size
 
 
-class Tails:
+class Abandoned:
     """How often each client comes back to what it leaves behind.
 
     A tail is a leaf with everything above it up to the next fork. A client that drops its oldest turns on every request

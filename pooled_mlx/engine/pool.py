@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pooled_mlx.core.cuts import CutRule, Piece
-from pooled_mlx.engine.eviction import Rank, Tails, Tier, eviction_ranks, thinning_victim
+from pooled_mlx.engine.eviction import Abandoned, Rank, Tier, eviction_ranks, thinning_victim
 from pooled_mlx.engine.tree import (
     Boundary,
     Kind,
@@ -123,7 +123,7 @@ class Pool:
         self.beside: Beside = Nothing()
         self.counters: Counter[str] = Counter()
         self.pins: OrderedDict[str, Segment] = OrderedDict()
-        self._tails = Tails()
+        self._abandoned = Abandoned()
 
     @property
     def used_bytes(self) -> int:
@@ -155,7 +155,7 @@ class Pool:
         now = self.clock()
         used = [*match.path, match.partial[0]] if match.partial else list(match.path)
         if used:
-            self._tails.reused(used[-1])
+            self._abandoned.reused(used[-1])
         for segment in used:
             segment.hits += 1
             segment.last_use = now
@@ -204,7 +204,7 @@ class Pool:
             segment = Segment(parent, delta, data, kind=kind, boundary=boundary, label=label, now=self.clock())
             parent.children.setdefault(int(delta[0]), []).append(segment)
             parent.forks += 1
-            self._tails.left(segment)
+            self._abandoned.left(segment)
             self._measure(segment)
             self.counters["inserted"] += 1
         for ancestor in segment.path():
@@ -333,7 +333,7 @@ class Pool:
         order = itertools.count()
 
         def rank(leaf: Segment) -> None:
-            for segment, value in eviction_ranks(leaf.path(), self.rule, pinned, self._tails, now).items():
+            for segment, value in eviction_ranks(leaf.path(), self.rule, pinned, self._abandoned, now).items():
                 if current.get(segment) != value:
                     current[segment] = value
                     heapq.heappush(heap, (value, next(order), segment))

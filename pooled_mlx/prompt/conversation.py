@@ -30,7 +30,7 @@ class SaidCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Message:
     """One message to be rendered. `sources` are the indices of the request turns in it, () for one we added."""
 
     role: str
@@ -42,7 +42,7 @@ class Said:
     sources: tuple[int, ...] = ()
 
 
-def read_turns(request: Request, traits: TemplateTraits) -> list[Said]:
+def read_turns(request: Request, traits: TemplateTraits) -> list[Message]:
     """The turns with their calls parsed and their results paired. Raises `ApiError` (400) when there is nothing to answer."""
     turns = request.turns
     if all(turn.role == "system" for turn in turns):
@@ -56,7 +56,7 @@ def read_turns(request: Request, traits: TemplateTraits) -> list[Said]:
     return _paired([_said(turn, index, as_text) for index, turn in enumerate(turns)])
 
 
-def strings_of(said: Iterable[Said]) -> Iterable[str]:
+def strings_of(said: Iterable[Message]) -> Iterable[str]:
     """Every text of a client in these messages."""
     for one in said:
         yield one.text
@@ -67,7 +67,7 @@ def strings_of(said: Iterable[Said]) -> Iterable[str]:
             yield from strings_in(call.arguments)
 
 
-def names_of(said: Iterable[Said]) -> Iterable[str]:
+def names_of(said: Iterable[Message]) -> Iterable[str]:
     """The names in these messages that a template may put between brackets of its own."""
     for one in said:
         for call in one.calls:
@@ -76,14 +76,14 @@ def names_of(said: Iterable[Said]) -> Iterable[str]:
                 yield from call.arguments
 
 
-def disguised(said: Iterable[Said], disguise: Disguise) -> list[Said]:
+def hidden(said: Iterable[Message], disguise: Disguise) -> list[Message]:
     """The messages with all client text hidden."""
     return [
         replace(
             one,
             text=disguise.hide(one.text),
             reasoning=None if one.reasoning is None else disguise.hide(one.reasoning),
-            calls=tuple(_disguised_call(call, disguise) for call in one.calls),
+            calls=tuple(_hidden_call(call, disguise) for call in one.calls),
             call_id=None if one.call_id is None else disguise.hide(one.call_id),
             name=None if one.name is None else disguise.hide_name(one.name),
         )
@@ -91,7 +91,7 @@ def disguised(said: Iterable[Said], disguise: Disguise) -> list[Said]:
     ]
 
 
-def arrange(said: Sequence[Said], tools: Sequence[Tool], traits: TemplateTraits) -> list[Said]:
+def arrange(said: Sequence[Message], tools: Sequence[Tool], traits: TemplateTraits) -> list[Message]:
     """Fit the messages to what the template can render. `tools` get generic instructions where it lists none."""
     arranged = list(said)
     if not traits.native_tools:
@@ -105,11 +105,11 @@ def arrange(said: Sequence[Said], tools: Sequence[Tool], traits: TemplateTraits)
     first = next((place for place, one in enumerate(arranged) if one.role != "system"), len(arranged))
     has_user = any(one.role == "user" for one in arranged)
     if (traits.needs_user and not has_user) or (traits.alternates and arranged[first].role != "user"):
-        arranged.insert(first, Said("user", NEUTRAL_USER))
+        arranged.insert(first, Message("user", NEUTRAL_USER))
     return arranged
 
 
-def last_user(said: Sequence[Said]) -> int:
+def last_user(said: Sequence[Message]) -> int:
     """The index of the last user message, -1 without one."""
     return max((place for place, one in enumerate(said) if one.role == "user"), default=-1)
 
@@ -153,12 +153,12 @@ def _parameters(tool: Tool) -> Mapping[str, Any]:
     return schema if isinstance(schema, Mapping) and schema else {"type": "object", "properties": {}}
 
 
-def _said(turn: Turn, index: int, text_arguments: bool) -> Said:
+def _said(turn: Turn, index: int, text_arguments: bool) -> Message:
     calls = tuple(SaidCall(call.id, call.name, parsed_arguments(call, text_arguments)) for call in turn.tool_calls)
-    return Said(turn.role, turn.text, turn.reasoning, calls, turn.tool_call_id, turn.name, (index,))
+    return Message(turn.role, turn.text, turn.reasoning, calls, turn.tool_call_id, turn.name, (index,))
 
 
-def _disguised_call(call: SaidCall, disguise: Disguise) -> SaidCall:
+def _hidden_call(call: SaidCall, disguise: Disguise) -> SaidCall:
     arguments = call.arguments
     if isinstance(arguments, dict):
         hidden: Any = {disguise.hide_name(name): disguise.hide_value(value) for name, value in arguments.items()}
@@ -167,9 +167,9 @@ def _disguised_call(call: SaidCall, disguise: Disguise) -> SaidCall:
     return SaidCall(disguise.hide(call.id), disguise.hide_name(call.name), hidden)
 
 
-def _paired(said: Sequence[Said]) -> list[Said]:
+def _paired(said: Sequence[Message]) -> list[Message]:
     """Tool results in the order of their calls, each with its tool's name: most templates pair them by order alone."""
-    paired: list[Said] = []
+    paired: list[Message] = []
     calls: tuple[SaidCall, ...] = ()
     names: dict[str, str] = {}
     place = 0
@@ -194,9 +194,9 @@ def _paired(said: Sequence[Said]) -> list[Said]:
     return paired
 
 
-def _tools_as_text(said: Sequence[Said], tools: Sequence[Tool]) -> list[Said]:
+def _tools_as_text(said: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     """For a template that knows no tools: instructions in the system turn, calls and results as Hermes writes them."""
-    written: list[Said] = []
+    written: list[Message] = []
     for place, one in enumerate(said):
         if one.calls:
             parts = [one.text, *(_call_text(call) for call in one.calls)]
@@ -205,9 +205,9 @@ def _tools_as_text(said: Sequence[Said], tools: Sequence[Tool]) -> list[Said]:
             result = render_tool_result(Turn("tool", one.text))
             if written and written[-1].role == "user" and said[place - 1].role == "tool":
                 last = written.pop()
-                one = Said("user", f"{last.text}\n{result}", sources=last.sources + one.sources)
+                one = Message("user", f"{last.text}\n{result}", sources=last.sources + one.sources)
             else:
-                one = Said("user", result, sources=one.sources)
+                one = Message("user", result, sources=one.sources)
         written.append(one)
     if not tools:
         return written
@@ -215,12 +215,12 @@ def _tools_as_text(said: Sequence[Said], tools: Sequence[Tool]) -> list[Said]:
     if written[0].role == "system":
         written[0] = replace(written[0], text=_BLANK_LINE.join(part for part in (written[0].text, text) if part))
         return written
-    return [Said("system", text), *written]
+    return [Message("system", text), *written]
 
 
-def _with_named_ids(said: Sequence[Said]) -> list[Said]:
+def _with_named_ids(said: Sequence[Message]) -> list[Message]:
     """For a template that writes ids in place of names: ids that tell the tool, numbered through the conversation."""
-    named: list[Said] = []
+    named: list[Message] = []
     ids: dict[str, str] = {}
     number = 0
     for one in said:
@@ -237,7 +237,7 @@ def _call_text(call: SaidCall) -> str:
     return render_call(ToolCall(call.id, call.name, json.dumps(call.arguments, ensure_ascii=False)))
 
 
-def _system_into_user(said: list[Said]) -> list[Said]:
+def _system_into_user(said: list[Message]) -> list[Message]:
     """For a template without a system turn: its text leads the first user turn."""
     if said[0].role != "system":
         return said
@@ -251,9 +251,9 @@ def _system_into_user(said: list[Said]) -> list[Said]:
     return [replace(system, role="user"), *rest]
 
 
-def _merged(said: Sequence[Said]) -> list[Said]:
+def _merged(said: Sequence[Message]) -> list[Message]:
     """For a template whose roles must alternate: neighbours of one role become one message."""
-    merged: list[Said] = []
+    merged: list[Message] = []
     for one in said:
         if merged and merged[-1].role == one.role and one.role in ("user", "assistant"):
             last = merged[-1]

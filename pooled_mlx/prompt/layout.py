@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pooled_mlx.core.request import Turn
-from pooled_mlx.prompt.conversation import Said, last_user
+from pooled_mlx.prompt.conversation import Message, last_user
 from pooled_mlx.prompt.exact_ids import ExactIds, HistoryHash, Ids, Known, canonical_answer
 from pooled_mlx.prompt.spans import TextSpan, control_span, cut_text
 from pooled_mlx.prompt.template_traits import TemplateTraits
@@ -47,7 +47,7 @@ def lay_out(
     pieces: Sequence[TextSpan],
     tokens: Tokens,
     traits: TemplateTraits,
-    said: Sequence[Said],
+    said: Sequence[Message],
     turns: Sequence[Turn],
     exact_ids: ExactIds | None,
 ) -> Layout:
@@ -113,7 +113,7 @@ class _Plan:
     that ends it (None without an end token). `head` is the piece that opens the generation prompt.
     """
 
-    def __init__(self, pieces: Sequence[TextSpan], traits: TemplateTraits, said: Sequence[Said]) -> None:
+    def __init__(self, pieces: Sequence[TextSpan], traits: TemplateTraits, said: Sequence[Message]) -> None:
         self._pieces = pieces
         self._traits = traits
         self._said = said
@@ -189,7 +189,7 @@ class _Plan:
                 for place in self._openers
                 if before < place < answer and self._pieces[place].control in self._traits.speakers
             ]
-            run: list[Said] = []
+            run: list[Message] = []
             while number < len(self._said) and self._said[number].role != "assistant":
                 run.append(self._said[number])
                 number += 1
@@ -199,7 +199,7 @@ class _Plan:
                 number += 1
             before = answer
 
-    def _place_run(self, places: list[int], run: list[Said], *, leading: bool) -> None:
+    def _place_run(self, places: list[int], run: list[Message], *, leading: bool) -> None:
         has_system = leading and bool(run) and run[0].role == "system"
         for groups in ([[one] for one in run], _grouped(run)):
             if len(places) == len(groups):
@@ -216,13 +216,13 @@ class _Plan:
                     self.first_turn = place
             return
 
-    def _place(self, place: int, one: Said) -> None:
+    def _place(self, place: int, one: Message) -> None:
         if one.sources:
             self.turns.append((place, one.sources[0]))
 
 
-def _grouped(run: Sequence[Said]) -> list[list[Said]]:
-    groups: list[list[Said]] = []
+def _grouped(run: Sequence[Message]) -> list[list[Message]]:
+    groups: list[list[Message]] = []
     for one in run:
         if groups and one.role == "tool" and groups[-1][-1].role == "tool":
             groups[-1].append(one)

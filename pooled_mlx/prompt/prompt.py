@@ -16,9 +16,9 @@ from pooled_mlx.core.errors import bad_request
 from pooled_mlx.core.request import Request, Tool
 from pooled_mlx.prompt.call_form import call_form
 from pooled_mlx.prompt.conversation import (
-    Said,
+    Message,
     arrange,
-    disguised,
+    hidden,
     last_user,
     listing,
     names_of,
@@ -104,8 +104,8 @@ class PromptBuilder:
         disguise = self._disguise(said, form)
         tools, listed = form.tools, list(form.listing)
         if disguise is not None:
-            said = disguised(said, disguise)
-            tools = tuple(_disguised_tool(tool, disguise) for tool in tools)
+            said = hidden(said, disguise)
+            tools = tuple(_hidden_tool(tool, disguise) for tool in tools)
             listed = listing(tools)
         said = arrange(said, tools, self.traits)
         options = template_options(rule, request.thinking)
@@ -125,7 +125,7 @@ class PromptBuilder:
             tools=form.tools,
         )
 
-    def _disguise(self, said: Sequence[Said], form: ToolForm) -> Disguise | None:
+    def _disguise(self, said: Sequence[Message], form: ToolForm) -> Disguise | None:
         """The stand-ins of a request that needs them."""
         control = self._control
         if form.clean and all(map(control.is_clean, strings_of(said))) and all(map(control.is_clean_name, names_of(said))):
@@ -134,7 +134,7 @@ class PromptBuilder:
 
     def _render(
         self,
-        said: Sequence[Said],
+        said: Sequence[Message],
         listed: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
         disguise: Disguise,
@@ -162,7 +162,7 @@ class PromptBuilder:
                 return disguise.show_tags(text)
             inline |= lost
 
-    def _message(self, one: Said, inline: bool, disguise: Disguise) -> dict[str, Any]:
+    def _message(self, one: Message, inline: bool, disguise: Disguise) -> dict[str, Any]:
         message: dict[str, Any] = {"role": one.role, "content": one.text}
         if inline:
             before, after = disguise.tag(self.traits.think_before), disguise.tag(self.traits.think_after)
@@ -193,7 +193,7 @@ class PromptBuilder:
             return arguments
         return json.dumps(arguments, ensure_ascii=False)
 
-    def _moment(self, said: Sequence[Said], options: Mapping[str, Any], form: ToolForm) -> datetime:
+    def _moment(self, said: Sequence[Message], options: Mapping[str, Any], form: ToolForm) -> datetime:
         system = said[0].text if said[0].role == "system" else ""
         first = next((one.text for one in said if one.role == "user"), "")
         prefix = json.dumps([system, form.digest.hex(), options], sort_keys=True, default=str)
@@ -219,11 +219,11 @@ class PromptBuilder:
         return True
 
 
-def _has_reasoning(one: Said) -> bool:
+def _has_reasoning(one: Message) -> bool:
     return one.role == "assistant" and one.reasoning is not None and bool(one.reasoning.strip())
 
 
-def _lost_reasoning(text: str, said: Sequence[Said]) -> set[int]:
+def _lost_reasoning(text: str, said: Sequence[Message]) -> set[int]:
     """The messages whose reasoning is not in the rendered text."""
     lost: set[int] = set()
     place = 0
@@ -238,7 +238,7 @@ def _lost_reasoning(text: str, said: Sequence[Said]) -> set[int]:
     return lost
 
 
-def _disguised_tool(tool: Tool, disguise: Disguise) -> Tool:
+def _hidden_tool(tool: Tool, disguise: Disguise) -> Tool:
     return replace(
         tool,
         name=disguise.hide_name(tool.name),
