@@ -135,12 +135,24 @@ class Runner(Protocol):
         """Freeze the state at the end `hi` of a plain cache, and check it and the K/V of `lo..hi`."""
         ...
 
-    def step(self, cache: int, runs: Sequence[Run], shapes: Sequence[Shape] | None = None) -> None:
-        """Queue one pass that reads a run of each row, all of one length; with `shapes`, the choice after it as well."""
+    def step(self, cache: int, runs: Sequence[Run], shapes: Sequence[Shape] | None = None, *, places: int = 1) -> None:
+        """Queue one pass that reads a run of each row, all of one length; with `shapes`, the choice after it as well.
+
+        With `places` above 1 the run of a plain cache ends in a draft: logits are kept at so many of its last tokens, and
+        `keep` says how much of it was right.
+        """
         ...
 
     def choose(self, cache: int, shapes: Sequence[Shape]) -> None:
-        """Queue the choice of each row's next token from the newest logits."""
+        """Queue the choice of each row's next token, or of the one after each of the `places`, from the newest logits."""
+        ...
+
+    def keep(self, cache: int, tokens: int) -> int:
+        """Of the run that a plain cache read last keep the first `tokens`; how many of them it still holds.
+
+        That is all of them where every layer can be cut there, or where all were right. Else the cache is back where it was
+        before the run and holds none: they are to be read again.
+        """
         ...
 
     def take(self, cache: int) -> list[int | None]:

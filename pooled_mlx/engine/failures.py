@@ -26,6 +26,8 @@ class Counters:
     pieces: int = 0
     steps: int = 0
     tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     prefilled_tokens: int = 0
     not_finite: int = 0
     failures: int = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from pooled_mlx.core.cuts import Piece, checkpoints, pieces
 from pooled_mlx.core.errors import ApiError, engine_failed
 from pooled_mlx.core.runner import Runner
@@ -169,10 +171,11 @@ class Keeper:
         A row that was cancelled while its prompt was read keeps the pieces read so far if a cold prompt would stop at the same
         place; a side request that was cancelled keeps only what it has in common with others, if it has that.
         """
-        # A forced run is read as a whole: where the answer ended inside it, the states are those of tokens never said.
         decoded = hold.match is not None and not hold.pieces and row.stage is not Stage.READING
-        said = len(row.out) > 0 and row.position == len(row.prompt.ids) + len(row.out)
-        complete = said if decoded else hold.at_cut
+        if decoded and (unread := row.unread):
+            self._runner.read(cache, np.asarray(unread, np.uint32), last=False)
+            row.position += len(unread)
+        complete = bool(row.out) if decoded else hold.at_cut
         if row.is_side and row.cancelled and hold.parted_at is not None and hold.parted_at >= self.pool.rule.minimum:
             self._forget_own_tail(hold, hold.parted_at)
         elif complete:

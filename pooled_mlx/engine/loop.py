@@ -16,6 +16,7 @@ from typing import Protocol
 from pooled_mlx.core.errors import ApiError, engine_failed
 from pooled_mlx.core.events import Prefill, Queued
 from pooled_mlx.core.runner import Runner
+from pooled_mlx.engine.drafts import Draft, Index, PassCosts
 from pooled_mlx.engine.failures import OWN_FAULTS, Counters, Failures
 from pooled_mlx.engine.keep import Keeper, NotFinite
 from pooled_mlx.engine.ledger import Ledger
@@ -30,6 +31,8 @@ _CLEAR_EVERY = 512
 """Pieces and steps between returns of unused memory: the number of live Metal buffers is limited."""
 _SETTLE_EVERY = 64  # decode steps between counts of what growing caches take
 _WORD_BITS = 32
+_MOST_UNREAD = 24
+"""Tokens that may wait to be read together with the next draft; more are read in a pass of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class LoopSettings:
     park_below: int = 64
     park_limit_seconds: float = 120.0
     padding_limit: float = 1.5
+    drafts: bool = True
     token_bytes: int = 1
     state_bytes: int = 0
 
@@ -99,6 +103,7 @@ class Loop:
         self.keeper = Keeper(pool, self.ledger, runner, remember, self._closed)
         self.counters = Counters()
         self.share = Share(settings.prefill_share)
+        self.costs = PassCosts()
         self._failures = Failures(self.keeper, self.counters)
         self._words = -(-runner.facts.vocab_size // _WORD_BITS)
         self.waiting: deque[Row] = deque()
@@ -293,6 +298,9 @@ class Loop:
             return
         members = [*batch.rows, row]
         try:
+            for member in members:
+                if member.unread and member.cache is not None:
+                    self._go_on(member, member.cache)
             self._place(batch, members, self.ledger.join(batch.cache, row.cache))
             self.ledger.settle()
         except Exception as error:
@@ -355,6 +363,9 @@ class Loop:
         pass after it is queued: where queues are short, that takes as long as the pass.
         """
         rows, runner = batch.rows, self.runner
+        if len(rows) == 1 and (rows[0].unread or not rows[0].out or self._expects(rows[0])):
+            self._step_alone(rows[0], batch.cache)
+            return
         first = not all(row.out for row in rows)
         if first:
             self._take_all(rows, runner.take(batch.cache))
@@ -365,32 +376,112 @@ class Loop:
             if not first:
                 self._take_all(rows, runner.take(batch.cache))
             self._plan(rows)
-            if forced := self._forced_run(rows):
-                runner.step(batch.cache, [forced])
-                self._read(rows, len(forced))
-                for token in forced:
-                    self._take_all(rows, [token])
-                self._plan(rows)
-            runner.choose(batch.cache, [row.shape(0, self._words) for row in rows])
+            if len(rows) > 1 or not self._run_ahead(rows[0], batch.cache):
+                runner.choose(batch.cache, [row.shape(0, self._words) for row in rows])
         else:
+            began = self._clock()
             runner.step(batch.cache, runs, [row.shape(1, self._words) for row in rows])
             self._read(rows, 1)
             self._take_all(rows, runner.take(batch.cache))
             self._plan(rows)
+            if len(rows) == 1:
+                self.costs.seen(1, self._clock() - began)
 
     @staticmethod
     def _read(rows: Sequence[Row], tokens: int) -> None:
         for row in rows:
             row.position += tokens
 
-    def _forced_run(self, rows: Sequence[Row]) -> list[int]:
-        """What a row alone must say next: one run a step, read in one pass as long as a piece."""
-        row = rows[0]
-        if len(rows) > 1 or row.finish is not None or row.broken is not None or len(row.forced) < 2:
+    def _step_alone(self, row: Row, cache: int) -> None:
+        """One pass for a row alone whose newest token must be known before it."""
+        if not row.unread:
+            self._take_all([row], self.runner.take(cache))
+        self._plan([row])
+        if not row.is_over and not self._run_ahead(row, cache):
+            self._go_on(row, cache)
+
+    def _go_on(self, row: Row, cache: int) -> None:
+        """Read what the row said last, and choose its next token."""
+        unread = row.unread
+        self.runner.step(cache, [unread])
+        row.position += len(unread)
+        self.runner.choose(cache, [row.shape(0, self._words)])
+
+    def _run_ahead(self, row: Row, cache: int) -> bool:
+        """Read in one pass what a row alone must say next and what it probably will, and take what was right of it.
+
+        False where there is nothing of it. Otherwise the row's last token is left unread, unless it is over.
+        """
+        unread, left = row.unread, row.max_tokens - len(row.out)
+        if row.is_over or len(unread) > _MOST_UNREAD:
+            return False
+        forced = row.forced[: min(self.pool.rule.step, left)]
+        draft = self._draft(row, forced, left - len(forced) - 1) if unread or forced else []
+        ids = [*unread, *forced, *draft]
+        if not (forced or draft) or len(ids) < 2:
+            return False
+        began = self._clock()
+        self.runner.step(cache, [ids], places=len(draft) + 1)
+        row.position += len(ids)
+        del row.forced[: len(forced)]
+        right = len(unread)
+        for token in forced:
+            self._take_all([row], [token])
+            right += not row.is_over
+        self._plan([row])
+        if not row.is_over:
+            right += self._judge(row, cache, draft)
+            self.costs.seen(len(ids), self._clock() - began)
+        row.position += self.runner.keep(cache, right) - len(ids)
+        return True
+
+    def _judge(self, row: Row, cache: int, draft: Sequence[int]) -> int:
+        """Choose at every place of a draft that was read, and take the choices up to the first that is another token.
+
+        Returns how many tokens of the draft were right and are followed by a token or the end of the answer.
+        """
+        bend, right, equal = row.bend, 0, 0
+        shapes = row.shapes_along(draft, self._words)
+        self.runner.choose(cache, [*shapes, *[shapes[-1]] * (len(draft) + 1 - len(shapes))])
+        chosen = self.runner.take(cache)
+        for place in range(len(shapes)):
+            self._take_all([row], chosen[place : place + 1])
+            del row.forced[:1]
+            if place == len(draft) or chosen[place] != draft[place]:
+                break
+            equal += 1
+            right += row.is_over or (place + 1 < len(shapes) and row.bend == bend)
+            if right < equal or row.is_over:
+                break
+        if draft:
+            self.counters.drafted += len(draft)
+            self.counters.accepted += equal
+            assert row.draft is not None
+            row.draft.judged(len(draft), equal)
+        return right
+
+    def _expects(self, row: Row) -> bool:
+        """True when the row probably goes on as it did before."""
+        return self._caught_up(row).expects if self.settings.drafts else False
+
+    def _draft(self, row: Row, forced: Sequence[int], most: int) -> list[int]:
+        """What the row will probably say after the tokens that it must say."""
+        if not self.settings.drafts or most < 1 or len(forced) < len(row.forced):
             return []
-        length = min(self.pool.rule.step, row.max_tokens - len(row.out))
-        run, row.forced = row.forced[:length], row.forced[length:]
-        return run
+        draft = self._caught_up(row)
+        for token in forced:
+            draft.told(token)
+        proposed = draft.propose(most, self.costs)
+        return row.allowed(forced, proposed) if proposed else []
+
+    @staticmethod
+    def _caught_up(row: Row) -> Draft:
+        draft = row.draft
+        if draft is None:
+            draft = row.draft = Draft(Index(row.prompt.ids))
+        for token in row.out[len(draft.index) - len(row.prompt.ids) :]:
+            draft.told(token)
+        return draft
 
     @staticmethod
     def _plan(rows: Sequence[Row]) -> None:

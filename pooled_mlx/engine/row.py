@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -15,10 +16,13 @@ from pooled_mlx.core.events import Event, Failed, Finished, Usage
 from pooled_mlx.core.ports import Prepared
 from pooled_mlx.core.runner import SamplingParameters, Shape
 from pooled_mlx.engine.channel import Channel
+from pooled_mlx.engine.drafts import Draft
 from pooled_mlx.engine.pool import Boundary, Lease, Match, Segment
 from pooled_mlx.grammar.match import Constraint
 from pooled_mlx.prompt.prompt import Prompt
 from pooled_mlx.text.answer_stream import AnswerStream
+
+_log = logging.getLogger("pooled.engine")
 
 EndReason = Literal["stop", "length", "context_full"]
 """Why the engine stopped a row; what the client reads is decided by the answer (it may have ended with calls)."""
@@ -126,8 +130,8 @@ class Hold:
 class Row:
     """Everything about one running request. Owned by the engine thread from submission on.
 
-    `out` are the tokens reported so far. `position` counts the tokens in the row's cache: when the row ends, the prompt and
-    `out`, unless its answer ended inside a forced run. `cache` is the number of the cache it is in, which other rows may
+    `out` are the tokens reported so far. `position` counts the tokens in the row's cache: prompt and `out`, but for those that
+    are `unread`. `cache` is the number of the cache it is in, which other rows may
     share, `hold` what it stands on in the pool. `projected_bytes` is what it takes at its longest, alone. `broken` is what
     went wrong with it in this turn. `retried`: a step failed for it before; `cold`: it must not resume from anything.
     """
@@ -148,6 +152,7 @@ class Row:
     out: list[int] = field(default_factory=list)
     cache: int | None = None
     hold: Hold | None = None
+    draft: Draft | None = None
     position: int = 0
     cached_tokens: int = 0
     prefilled_tokens: int = 0
@@ -168,6 +173,17 @@ class Row:
         if not self.out:
             return self.prompt.ids
         return np.concatenate([self.prompt.ids, np.asarray(self.out, np.uint32)])
+
+    @property
+    def unread(self) -> list[int]:
+        """The last of `out`, which its cache does not hold yet. Where there are none, the next token is chosen already."""
+        count = len(self.prompt.ids) + len(self.out) - self.position
+        return self.out[-count:] if count else []
+
+    @property
+    def is_over(self) -> bool:
+        """True when it says nothing more."""
+        return self.finish is not None or self.broken is not None
 
     @property
     def is_side(self) -> bool:
@@ -224,7 +240,7 @@ class Row:
             self.times.started = self.times.started or now
             self.cache, self.position = None, 0
             if self.stage is not Stage.WAITING:
-                self.forced = []
+                self.forced, self.draft = [], None
             if not self.out:
                 self.cached_tokens = self.prefilled_tokens = 0
         elif stage is Stage.PARKED:
@@ -258,18 +274,21 @@ class Row:
         """
         if self.forced or self.finish is not None:
             return
-        eos_ids = self.bounds.eos_ids
         if self.constraint is not None:
-            if self.constraint.stopped():
-                if not eos_ids:
-                    self.finish = "stop"
-                    return
-                self.forced = [min(eos_ids)]
-            else:
-                self.forced = [token for token in self.constraint.forced() if token not in eos_ids]
+            if self.constraint.stopped() and not self.bounds.eos_ids:
+                self.finish = "stop"
+                return
+            self.forced = self._due(self.constraint)
         if not self.forced and self._thought_is_spent():
             assert self.bounds.close_thinking_id is not None
             self.forced = [self.bounds.close_thinking_id]
+
+    def _due(self, constraint: Constraint) -> list[int]:
+        """What must come next under a constraint. Raises `GrammarFailed`."""
+        eos_ids = self.bounds.eos_ids
+        if constraint.stopped():
+            return [min(eos_ids)] if eos_ids else []
+        return [token for token in constraint.forced() if token not in eos_ids]
 
     def shape(self, ahead: int, words: int) -> Shape:
         """What decides the row's next token, `ahead` (0 or 1) chosen ones not taken yet; masks have `words` words.
@@ -277,20 +296,71 @@ class Row:
         What goes wrong ends this row only: `broken` says it. A chosen token that was not taken leaves no room for a mask or a
         forced token: a row that needs one `needs_sync`.
         """
+        token = self.forced.pop(0) if not ahead and self.forced else None
+        try:
+            return self._shape(ahead, words, token, self.constraint if not ahead and token is None else None)
+        except Exception as failure:
+            self.broken = failure
+            return Shape(self.bounds.sampling, len(self.out) + ahead, token=token)
+
+    def shapes_along(self, draft: Sequence[int], words: int) -> list[Shape]:
+        """What decides the next token, and the one after each of `draft`, none of them taken yet; fewer where the draft cannot
+        go on.
+        """
+        constraint = self.constraint.copy() if self.constraint is not None else None
+        shapes: list[Shape] = []
+        due = list(self.forced)
+        try:
+            for place in range(len(draft) + 1):
+                if constraint is not None and not due:
+                    due = self._due(constraint)
+                token = due.pop(0) if due else None
+                shapes.append(self._shape(place, words, token, constraint if token is None else None))
+                if place == len(draft) or token not in (None, draft[place]):
+                    break
+                if constraint is not None:
+                    constraint.consume(draft[place])
+        except Exception as failure:
+            if not shapes:
+                raise
+            _log.debug("request %s: its draft cannot go on: %s", self.id, failure)
+        return shapes
+
+    def allowed(self, forced: Sequence[int], draft: Sequence[int]) -> list[int]:
+        """The first of the `draft` tokens, after `forced` ones, that the row may say."""
+        bounds = self.bounds
+        stops = bounds.eos_ids | ({bounds.close_thinking_id} if bounds.close_thinking_id is not None else set())
+        most = next((place for place, token in enumerate(draft) if token in stops), len(draft))
+        constraint = self._ahead(forced)
+        if constraint is not None and most:
+            most = constraint.taken(draft[:most])
+        return list(draft[:most])
+
+    def _ahead(self, forced: Sequence[int]) -> Constraint | None:
+        """A copy of the constraint as it will be after these tokens."""
+        if self.constraint is None:
+            return None
+        constraint = self.constraint.copy()
+        for token in forced:
+            constraint.consume(token)
+        return constraint
+
+    @property
+    def bend(self) -> tuple[bool, bool]:
+        """What of a shape may change with any token beside its mask: whether a thought is open, and whether it must end."""
+        return self.answer.in_reasoning, self._thought_is_spent()
+
+    def _shape(self, ahead: int, words: int, token: int | None, constraint: Constraint | None) -> Shape:
+        """See `shape`; `constraint` as it is there, None without one. May raise."""
         bounds, position = self.bounds, len(self.out) + ahead
         bias: tuple[tuple[int, float], ...] = ()
-        poison, token, allowed = False, None, None
-        try:
-            if self.hook is not None and self.finish is None:
-                wanted, poison = self.hook.shape(position, ahead)
-                bias = ((wanted, _HOOK_BIAS),) if wanted is not None else ()
-            if not ahead and self.forced:
-                token = self.forced.pop(0)
-            elif not ahead and self.constraint is not None and self.finish is None and self.broken is None:
-                allowed = np.zeros(words, np.uint32)
-                self.constraint.fill_mask(allowed)
-        except Exception as failure:
-            self.broken, allowed = failure, None
+        poison, allowed = False, None
+        if self.hook is not None and self.finish is None:
+            wanted, poison = self.hook.shape(position, ahead)
+            bias = ((wanted, _HOOK_BIAS),) if wanted is not None else ()
+        if constraint is not None and not self.is_over:
+            allowed = np.zeros(words, np.uint32)
+            constraint.fill_mask(allowed)
         close = bounds.close_thinking_id if self.answer.in_reasoning and bounds.eos_ids else None
         ends = tuple(sorted(bounds.eos_ids)) if close is not None else ()
         return Shape(bounds.sampling, position, bias, poison, close, ends, allowed, token)

@@ -135,12 +135,16 @@ class Constraint:
         """
         if token in self._tokenizer.eos_ids:
             return self.may_end()
+        return self.taken([token]) == 1
+
+    def taken(self, tokens: Sequence[int]) -> int:
+        """How many of these ordinary tokens may come one after the other. No change of state. Raises `GrammarFailed`."""
         if self._ends or self._matcher.is_stopped():
             self._check()
-            return False
-        allowed = self._matcher.validate_tokens([token]) == 1
+            return 0
+        count = self._matcher.validate_tokens(list(tokens))
         self._check()
-        return allowed
+        return count
 
     def consume(self, token: int) -> None:
         """Go on by `token`. Raises `GrammarFailed` when it is not allowed; the constraint is dead from then on."""

@@ -83,6 +83,18 @@ class Buffer:
         self._ranges = [None] * len(self.layers)
         self.restore(state)
 
+    def point(self) -> list[Any]:
+        """Where every layer is now, for `back_to`; valid until the next run but one."""
+        return [kind.point(layer) for kind, layer in self._pairs()]
+
+    def back_to(self, point: list[Any], tokens: int) -> int:
+        """Forget what was read since `point` but its first `tokens`; how many of those are left: all, or none where a layer
+        cannot be cut."""
+        left = tokens if all(kind.cuttable for kind in self.kinds) else 0
+        for (kind, layer), there in zip(self._pairs(), point, strict=True):
+            kind.back_to(layer, there, left)
+        return left
+
     def fill(self, index: int, parts: Sequence[Any], tokens: int, room: int) -> Any:
         """Copies of K/V `parts` become attention layer `index`; returns its arrays, not evaluated yet."""
         kind, layer = self.attention(index)

@@ -89,6 +89,14 @@ class StateKind:
         """Make an empty layer what `state` says."""
         vars(layer).update(copy.deepcopy(state))
 
+    def point(self, layer: Any) -> Any:
+        """Where the layer is before a run of several tokens, for `back_to` right after it."""
+        return self.state(layer)
+
+    def back_to(self, layer: Any, point: Any, tokens: int) -> None:
+        """Forget what was read since `point`; a layer that can be cut keeps the first `tokens` of it."""
+        self.restore(layer, point)
+
     def clear(self, layer: Any) -> None:
         """Give up the live state."""
         vars(layer).clear()
@@ -119,6 +127,9 @@ class RecurrentKind(StateKind):
     def restore(self, layer: Any, state: Any) -> None:
         layer.cache = list(state)
 
+    def point(self, layer: Any) -> Any:
+        return list(layer.cache)  # its arrays are replaced, never written to
+
     def clear(self, layer: Any) -> None:
         layer.cache = [None] * len(layer.cache)
 
@@ -141,6 +152,12 @@ class WindowKind(StateKind):
     def state(self, layer: Any) -> Any:
         self._cut_to_size(layer)
         return _owned(copy.deepcopy(vars(layer)))
+
+    def point(self, layer: Any) -> Any:
+        return dict(vars(layer))  # one token alone is written in place, several make new arrays
+
+    def back_to(self, layer: Any, point: Any, tokens: int) -> None:
+        vars(layer).update(point)
 
     def joins(self, layer: Any) -> bool:
         # mlx-lm's batch of windows keeps no first tokens, and none can be made of a layer without arrays.
@@ -176,6 +193,12 @@ class AttentionKind(StateKind):
         """Tokens that the buffers hold, used or not; 0 for a layer that the model never used."""
         arrays = arrays_in((layer.keys, layer.values))
         return arrays[0].shape[-2] if arrays else 0
+
+    def point(self, layer: Any) -> Any:
+        return layer.offset
+
+    def back_to(self, layer: Any, point: Any, tokens: int) -> None:
+        layer.offset = point + tokens  # what lies behind it is written over
 
     def cut(self, layer: Any, lo: int, hi: int) -> Any:
         """K/V of the places `lo..hi` of the buffers. Lazy slices."""

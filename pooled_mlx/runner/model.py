@@ -173,15 +173,18 @@ class LoadedModel:
         """Logits `[batch, tokens, vocab]` of ids `[batch, tokens]`; advances `cache`. Lazy."""
         return self.module(ids, cache=cache)
 
-    def last_logits(self, ids: mx.array, cache: list[Any]) -> mx.array:
+    def last_logits(self, ids: mx.array, cache: list[Any], places: int = 1) -> mx.array:
         """Logits `[batch, vocab]` after the last of ids `[batch, tokens]`; advances `cache`. Lazy.
 
-        With `parts` the output layer, as large as several others, is computed for that token alone.
+        With `places` those after the last `places` tokens of a single row, `[places, vocab]`. With `parts` the output layer,
+        as large as several others, is computed for those tokens alone.
         """
         if self.parts is None:
-            return self.forward(ids, cache)[:, -1]
-        layers, output = self.parts
-        return output(layers(ids, cache=cache)[:, -1:])[:, -1]
+            logits = self.forward(ids, cache)[:, -places:]
+        else:
+            layers, output = self.parts
+            logits = output(layers(ids, cache=cache)[:, -places:])
+        return logits[:, 0] if places == 1 else logits[0]
 
     def largest_piece(self, step: int) -> int:
         """The prefill piece that is safe for this model, at most `step` tokens."""

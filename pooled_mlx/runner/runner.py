@@ -25,12 +25,14 @@ _PROBE_TOKENS = 512
 @dataclass(slots=True, eq=False)
 class _Open:
     """What an open cache has beside its buffer: rows, the newest logits `[rows, vocab]`, the tokens chosen last `[rows]`, and
-    the choices not taken yet."""
+    the choices not taken yet. `read` tokens were read since `point`, where a draft that was wrong leads back to."""
 
     rows: int = 1
     logits: mx.array | None = None
     last: mx.array | None = None
     chosen: deque[batch.Chosen] = field(default_factory=deque)
+    point: list[Any] = field(default_factory=list)
+    read: int = 0
 
 
 class MlxRunner:
@@ -114,7 +116,7 @@ class MlxRunner:
 
     # --- passes
 
-    def step(self, cache: int, runs: Sequence[Run], shapes: Sequence[Shape] | None = None) -> None:
+    def step(self, cache: int, runs: Sequence[Run], shapes: Sequence[Shape] | None = None, *, places: int = 1) -> None:
         """See `Runner.step`. In one pass all runs are unread tokens or all are told, and of one length."""
         buffer, open_ = self._buffers[cache], self._open[cache]
         buffer.owns_state = True
@@ -122,7 +124,10 @@ class MlxRunner:
             assert open_.last is not None, "no token was chosen"
             open_.logits = self.model.forward(open_.last[:, None], buffer.caches)[:, -1]
         else:
-            open_.logits = self.model.last_logits(mx.array([list(run or ()) for run in runs]), buffer.caches)
+            ids = mx.array([list(run or ()) for run in runs])
+            if open_.rows == 1 and ids.shape[1] > 1:
+                open_.point, open_.read = buffer.point(), ids.shape[1]
+            open_.logits = self.model.last_logits(ids, buffer.caches, places)
         if shapes is None:
             mx.async_eval(open_.logits)
         else:
@@ -143,6 +148,13 @@ class MlxRunner:
         flags: Any = finite.tolist()
         self._open[cache].chosen.popleft()
         return [int(token) if flag else None for token, flag in zip(tokens, flags, strict=True)]
+
+    def keep(self, cache: int, tokens: int) -> int:
+        buffer, open_ = self._buffers[cache], self._open[cache]
+        point, open_.point = open_.point, []
+        if tokens < open_.read:
+            return buffer.back_to(point, tokens)
+        return tokens
 
     def _sampler(self, shapes: Sequence[Shape]) -> BatchSampler:
         """The sampler of these rows; rebuilt when the rows change."""

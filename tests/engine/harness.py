@@ -39,8 +39,9 @@ class ModelProxy:
     def forward(self, ids: mx.array, cache: list[Any]) -> mx.array:
         return self._model.forward(ids, cache)
 
-    def last_logits(self, ids: mx.array, cache: list[Any]) -> mx.array:
-        return self.forward(ids, cache)[:, -1]
+    def last_logits(self, ids: mx.array, cache: list[Any], places: int = 1) -> mx.array:
+        logits = self.forward(ids, cache)[:, -places:]
+        return logits[:, 0] if places == 1 else logits[0]
 
 
 class PlainAnswer:
