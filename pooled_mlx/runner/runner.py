@@ -110,7 +110,11 @@ class MlxRunner:
             return Mark(delta_bytes, None, 0, self.finite([Span(cache, lo, hi)], None))
         number, state = next(self._numbers), buffer.freeze()
         self._states[number] = state
-        return Mark(delta_bytes, number, state.bytes, self.finite([Span(cache, lo, hi)], number))
+        try:
+            return Mark(delta_bytes, number, state.bytes, self.finite([Span(cache, lo, hi)], number))
+        except Exception:
+            self.drop(number)
+            raise
 
     # --- passes
 
