@@ -48,13 +48,17 @@ def _must(holds: bool, what: str) -> None:
 
 @dataclass(eq=False)
 class _Cache:
-    """The ids of each row. `held` are the positions whose K/V is still there, None for all; `room` counts those that fit."""
+    """The ids of each row. `held` are the positions whose K/V is still there, None for all; `room` counts those that fit.
+
+    `live`: it has a state of its own, or shares the `frozen` one with that number while that is there.
+    """
 
     rows: list[Ids]
     room: int = 0
     held: set[int] | None = None
     is_open: bool = True
     live: bool = False
+    frozen: int | None = None
     logits: bool = False
     chosen: deque[list[int]] = field(default_factory=deque)
     last: list[int] = field(default_factory=list)
@@ -116,14 +120,14 @@ class CountingRunner:
         self._restored(ids, state)
         for number, ranges in trims.items():
             self._keep(number, ranges)
-        return self._new(_Cache([ids], max(room, len(ids))))
+        return self._new(_Cache([ids], max(room, len(ids)), live=bool(ids), frozen=state))
 
     def reopen(self, buffer: int, state: int | None) -> None:
         self.fail("reopen")
         cache = self._plain(buffer, is_open=False)
         _must(cache.held is None, "a buffer that gave something up")
         self._restored(cache.ids, state)
-        cache.is_open, cache.live = True, False
+        cache.is_open, cache.live, cache.frozen = True, True, state
         cache.chosen, cache.last, cache.logits = deque(), [], False
 
     def room_of(self, cache: int) -> int:
@@ -143,7 +147,7 @@ class CountingRunner:
     def _append(self, cache: _Cache, row: int, ids: Sequence[int]) -> None:
         cache.rows[row] += tuple(int(token) for token in ids)
         cache.room = max(cache.room, len(cache.rows[row]))
-        cache.live = True
+        cache.live, cache.frozen = True, None
 
     def mark(self, cache: int, lo: int, hi: int) -> Mark:
         self.fail("mark")
@@ -152,7 +156,7 @@ class CountingRunner:
         if self.facts.divisible:
             return Mark(TOKEN_BYTES * (hi - lo), None, 0, True)
         number = next(self._numbers)
-        self.states[number], plain.live = plain.ids, False
+        self.states[number], plain.frozen = plain.ids, number
         return Mark(TOKEN_BYTES * (hi - lo), number, STATE_BYTES, True)
 
     # --- passes
@@ -265,7 +269,8 @@ class CountingRunner:
         tokens = len(group.held) if group.held is not None else group.room
         if len(group.rows) > 1:
             tokens = len(group.rows) * max(map(len, group.rows))
-        states = 0 if self.facts.divisible or not group.live else STATE_BYTES * len(group.rows)
+        shared = group.frozen is not None and group.frozen in self.states
+        states = 0 if self.facts.divisible or shared or not group.live else STATE_BYTES * len(group.rows)
         return TOKEN_BYTES * tokens + states
 
     def clear_unused(self) -> None:
