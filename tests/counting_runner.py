@@ -1,7 +1,7 @@
 """A runner that only counts: a cache is a list of ids, a state the ids that it stands for, and every byte is known.
 
-It computes nothing, so what a row says is a pure function of the ids before it, and it refuses whatever a runner of arrays would
-do wrongly in silence: a state of other ids, K/V that was given up, a pass on a sealed buffer, a choice that nobody made.
+It computes nothing, so what a row says is a pure function of the ids before it, and it refuses whatever a runner of arrays
+would do wrongly in silence: a state of other ids, K/V that was given up, a pass on a sealed buffer, a choice that nobody made.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Random walks through the engine's loop: requests that share beginnings come, go on, stall, are given up, and commands fail."""
+"""Random walks through the engine's loop: requests that share beginnings come, go on, stall and are given up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -169,8 +169,6 @@ class Walk:
 
 
 def _as_side(row: Row) -> Any:
-    from dataclasses import replace
-
     request = replace(row.prepared.request, turns=row.prepared.request.turns[:1], tools=())
     return replace(row.prepared, request=request)
 
