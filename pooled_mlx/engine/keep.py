@@ -112,7 +112,7 @@ class Keeper:
             self.ledger.grow(row.cache, len(ids), hold.spare_tokens)
         self._runner.read(row.cache, ids[piece.start : piece.end], last=not hold.pieces)
         row.position = piece.end
-        hold.at_cut = piece.checkpoint or len(piece) == self.pool.rule.step
+        hold.at_cut = piece.checkpoint or len(piece) == self.pool.rule.step_at(piece.start)
         if not row.out:
             row.prefilled_tokens += len(piece)
         if first:  # one that was empty has arrays now

@@ -388,7 +388,7 @@ class Loop:
         row = rows[0]
         if len(rows) > 1 or row.finish is not None or row.broken is not None or len(row.forced) < 2:
             return []
-        length = min(self.pool.rule.step, row.max_tokens - len(row.out))
+        length = min(self.pool.rule.step_at(row.position), row.max_tokens - len(row.out))
         run, row.forced = row.forced[:length], row.forced[length:]
         return run
 

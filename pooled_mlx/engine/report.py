@@ -83,7 +83,12 @@ def pool_report(pool: Pool, exact_ids: ExactIds, now: float, notes: Mapping[byte
         ],
         "exact_ids": {"answers": len(exact_ids), "bytes": exact_ids.bytes, "budget_bytes": exact_ids.budget_bytes},
         "divisible": pool.divisible,
-        "cut_rule": {"step": pool.rule.step, "spacing": pool.rule.spacing, "minimum": pool.rule.minimum},
+        "cut_rule": {
+            "step": pool.rule.step,
+            "spacing": pool.rule.spacing,
+            "minimum": pool.rule.minimum,
+            "shrinks": [list(shrink) for shrink in pool.rule.shrinks],
+        },
         "counters": dict(pool.counters),
     }
 

@@ -19,6 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+from pooled_mlx.core.memory import score_cell_bytes
+
 _log = logging.getLogger("pooled.engine")
 
 
@@ -182,6 +184,14 @@ class LoadedModel:
             return self.forward(ids, cache)[:, -1]
         layers, output = self.parts
         return output(layers(ids, cache=cache)[:, -1:])[:, -1]
+
+    def score_cell_bytes(self, has_metal: bool) -> int:
+        """See `core.memory.score_cell_bytes`; a model that does not say the size of its heads is taken for one without a
+        kernel."""
+        text = _text_config(self.config)
+        heads = int(text.get("num_attention_heads") or 0)
+        head_dim = int(text.get("head_dim") or (heads and (text.get("hidden_size") or 0) // heads))
+        return score_cell_bytes(heads, head_dim, has_metal)
 
     def largest_piece(self, step: int) -> int:
         """The prefill piece that is safe for this model, at most `step` tokens."""

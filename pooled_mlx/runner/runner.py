@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pooled_mlx.core.memory import CacheShape
 from pooled_mlx.core.runner import Mark, Ranges, Run, RunnerFacts, SamplingParameters, Shape, Span
 from pooled_mlx.runner import batch
 from pooled_mlx.runner.buffers import Buffer, Evaluation, State
+from pooled_mlx.runner.calibrate import PieceTimes
 from pooled_mlx.runner.layers import STEP, arrays_in, bytes_of, kind_of, layers_of
 from pooled_mlx.runner.model import LoadedModel, mx
 from pooled_mlx.runner.sampler import BatchSampler
@@ -34,10 +36,13 @@ class _Open:
 
 
 class MlxRunner:
-    """Satisfies `core.runner.Runner`. `known_tokens` is the number of ids that the tokenizer knows, None for all."""
+    """Satisfies `core.runner.Runner`. `known_tokens` is the number of ids that the tokenizer knows, None for all; `times` is
+    told how long pieces of prompts take.
+    """
 
-    def __init__(self, model: LoadedModel, known_tokens: int | None = None) -> None:
+    def __init__(self, model: LoadedModel, known_tokens: int | None = None, times: PieceTimes | None = None) -> None:
         self.model, self._known_tokens = model, known_tokens
+        self.times = times or PieceTimes(0, 0)
         self._buffers: dict[int, Buffer] = {}
         self._open: dict[int, _Open] = {}
         self._states: dict[int, State] = {}
@@ -95,6 +100,7 @@ class MlxRunner:
     def read(self, cache: int, ids: np.ndarray[Any, Any], *, last: bool) -> None:
         buffer, open_ = self._buffers[cache], self._open[cache]
         buffer.advances()
+        began = time.monotonic()
         chunk = mx.array(ids)[None]
         if last:
             open_.logits = self.model.last_logits(chunk, buffer.caches)
@@ -102,6 +108,7 @@ class MlxRunner:
         else:
             self.model.forward(chunk, buffer.caches)
             mx.eval(arrays_in(buffer.caches))
+            self.times.add(len(ids), time.monotonic() - began)
 
     def mark(self, cache: int, lo: int, hi: int) -> Mark:
         buffer = self._buffers[cache]

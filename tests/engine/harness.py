@@ -147,6 +147,7 @@ def make_loop(
     step: int = 64,
     spacing: int = 256,
     minimum: int = 64,
+    shrinks: tuple[tuple[int, int], ...] = (),
     budget: int = 1 << 30,
     remember: Callable[[Row], None] = lambda row: None,
     explain: Callable[[Row, Match], None] = lambda row, match: None,
@@ -158,7 +159,7 @@ def make_loop(
     """A loop with its own pool."""
     return loop_on(
         MlxRunner(model, known_tokens),
-        CutRule(step, spacing, min(minimum, step)),
+        CutRule(step, spacing, min(minimum, step), shrinks),
         budget,
         remember=remember,
         explain=explain,
