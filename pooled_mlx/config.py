@@ -78,7 +78,7 @@ class Settings:
     max_running: int = _setting(4, "Requests that are answered at the same time.", "engine", low=1, high=256)
     prefill_step: int | None = _setting(
         None,
-        "Tokens of one prefill piece. Default: measured once per machine and model, so that a piece takes half a second at most.",
+        "Tokens of one prefill piece. Default: measured once per machine and model; a piece takes half a second at most.",
         "engine",
         low=32,
         high=8192,
