@@ -273,6 +273,9 @@ class CountingRunner:
         states = 0 if self.facts.divisible or shared or not group.live else STATE_BYTES * len(group.rows)
         return TOKEN_BYTES * tokens + states
 
+    def device_failed(self, error: Exception) -> bool:
+        return "device" in str(error)
+
     def clear_unused(self) -> None:
         pass
 

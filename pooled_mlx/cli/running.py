@@ -149,7 +149,12 @@ class Server:
         if not self._room.wait_ready():
             return
         self._was_ready = True
-        self._pressure = PressureWatch(system_pressure(), lambda share, level: self._room.set_pool_share(share), warn=_log.info)
+        self._pressure = PressureWatch(
+            system_pressure(),
+            lambda hold, level: self._room.set_pool_share(hold.share, keep_pins=hold.keeps_pins),
+            used=self._room.pool_share_used,
+            warn=_log.info,
+        )
         self._pressure.start()
         _log.info("serving %s on port %s", self._starting.model.public_id, port)
         if not (settings.quiet or settings.json_log or settings.service):

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+LEAST_STEP = 32
+"""Tokens below which a piece is not halved: every piece has its costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,13 @@ class CutRule:
             if position <= before[0] or not 1 <= step < before[1] or before[1] % step:
                 raise ValueError(f"from token {position} on the step is {step}; before, from {before[0]} on, it is {before[1]}")
             before = (position, step)
+
+    def halved(self) -> CutRule:
+        """Pieces half as long everywhere; the same rule where they are too short for that."""
+        steps = [self.step, *(step for _, step in self.shrinks)]
+        if any(step % 2 for step in steps) or self.step // 2 < LEAST_STEP:
+            return self
+        return replace(self, step=self.step // 2, shrinks=tuple((position, step // 2) for position, step in self.shrinks))
 
     def step_at(self, position: int) -> int:
         """The longest piece that begins at `position`."""

@@ -187,6 +187,10 @@ class Runner(Protocol):
         """Bytes of all arrays of a cache, unused ends included; what a frozen state holds as well is not counted here."""
         ...
 
+    def device_failed(self, error: Exception) -> bool:
+        """True where an error is the device's: a watchdog, a lack of memory, a command that was broken off."""
+        ...
+
     def clear_unused(self) -> None:
         """Give freed memory back to the system."""
         ...

@@ -16,6 +16,7 @@ from pooled_mlx.core.runner import Mark, Ranges, Run, RunnerFacts, SamplingParam
 from pooled_mlx.runner import batch
 from pooled_mlx.runner.buffers import Buffer, Evaluation, State
 from pooled_mlx.runner.calibrate import PieceTimes
+from pooled_mlx.runner.devices import DEVICE_ERRORS
 from pooled_mlx.runner.layers import STEP, arrays_in, bytes_of, kind_of, layers_of
 from pooled_mlx.runner.model import LoadedModel, mx
 from pooled_mlx.runner.sampler import BatchSampler
@@ -240,6 +241,10 @@ class MlxRunner:
     def bytes_of(self, cache: int) -> int:
         """See `Runner.bytes_of`."""
         return self._buffers[cache].bytes
+
+    def device_failed(self, error: Exception) -> bool:
+        """See `Runner.device_failed`."""
+        return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in DEVICE_ERRORS)
 
     def clear_unused(self) -> None:
         """See `Runner.clear_unused`."""
