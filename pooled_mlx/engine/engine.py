@@ -140,6 +140,13 @@ class LocalEngine:
 
         self._thread.call(command)
 
+    def forget(self, client: str) -> None:
+        """End the requests of this client, from any thread, and drop what is stored of them and nobody else goes on from.
+
+        Takes effect between two steps, before anything that is submitted later.
+        """
+        self._thread.call(lambda loop: loop.forget(client))
+
     def _make_loop(self) -> Loop:
         settings = self._settings
         loaded = self._source.load(self._card, self._folder, settings, self._tokens.vocab_size, self._model_is_loaded)
@@ -209,6 +216,13 @@ class LocalEngine:
         if self._plan is None:
             raise not_ready(self._reason)
         return self._plan
+
+    @property
+    def rule(self) -> CutRule:
+        """Where prompts are cut. Raises ApiError before the model is ready."""
+        if self._rule is None:
+            raise not_ready(self._reason)
+        return self._rule
 
     @property
     def loop(self) -> Loop:
@@ -300,7 +314,7 @@ class LocalEngine:
 
     def _explain(self, row: Row, match: Match) -> None:
         """Say why the row's prompt was reused so far and not further."""
-        if self._recent is None or self._reporter is None:
+        if self._recent is None or self._reporter is None or row.probe is not None:
             return
         facts = row.prepared.payload.facts
         reason = self._recent.explain(facts, match.tokens, match.matched, self._decode)
@@ -318,7 +332,7 @@ class LocalEngine:
     def _remember(self, row: Row) -> None:
         """Keep the ids of an answer that a client may send back. One cut by a stop string reads otherwise there,
         and without a known start of the answer nothing can be put in its place."""
-        if row.answer.stop is not None or row.prompt.head == 0:
+        if row.answer.stop is not None or row.prompt.head == 0 or row.probe is not None:
             return
         text, reasoning, calls = row.answer.parsed()
         prompt = row.prompt
