@@ -9,14 +9,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 from pooled_mlx.api.chat_completions import EDGE as CHAT_COMPLETIONS
 from pooled_mlx.api.messages import MessagesEdge
 from pooled_mlx.api.responses import ResponsesEdge
 from pooled_mlx.catalog import EMBEDDED_CARD
 from pooled_mlx.cli.banner import banner
-from pooled_mlx.cli.common import Refused, check_fit, convert, load_user_catalog
+from pooled_mlx.cli.common import Refused, check_fit, convert, engine_settings, load_user_catalog
 from pooled_mlx.cli.starting import StartingEngine
 from pooled_mlx.config import Settings
 from pooled_mlx.connect.registry import AGENTS, profile_of
@@ -24,8 +24,8 @@ from pooled_mlx.connect.target import Target
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Event, Failed, Finished
-from pooled_mlx.core.memory import DeviceFacts, Wired
-from pooled_mlx.core.ports import Engine, EngineSettings
+from pooled_mlx.core.memory import DeviceFacts
+from pooled_mlx.core.ports import Engine
 from pooled_mlx.mac.power import power_guard
 from pooled_mlx.mac.pressure import PressureWatch, system_pressure
 from pooled_mlx.metrics import METRICS_CONTENT_TYPE, Metrics, RequestWatch, render_metrics
@@ -165,19 +165,7 @@ class Server:
 
         if sys.platform == "linux" and BLAS is None:
             _log.info("OpenBLAS is not installed: for a 30 times faster CPU backend apt-get install libopenblas0-pthread")
-        settings = self._settings
-        room_settings = EngineSettings(
-            context_tokens=settings.context,
-            max_queue=settings.max_queue,
-            max_running=settings.max_running,
-            prefill_step=settings.prefill_step,
-            prefill_share=settings.prefill_share,
-            pool_bytes=settings.pool_bytes,
-            memory_limit_bytes=settings.memory_limit,
-            wired=cast(Wired, settings.wired),
-            seed=settings.seed,
-            steps_file=cache_folder() / "steps.json",
-        )
+        room_settings = engine_settings(self._settings)
         if self._script is None:
             room = open_engine(ready.card, ready.folder, room_settings, MlxSource(), on_dead=on_dead)
             if notice := room.call_form.notice:
