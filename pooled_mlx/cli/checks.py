@@ -206,12 +206,12 @@ class Checker:
     async def cuts(self, tokens: int, seed: int) -> Outcome:
         """The same prompt after three beginnings of it: two that end with a turn, one that parts from it inside of a turn."""
         turns = await self.conversation(self.room_for(tokens), seed)
-        last = turns[-1].text
-        other = Turn("user", last[: len(last) // 2] + " then otherwise")
+        third = turns[5].text
+        other = Turn("user", third[: len(third) // 2] + " then otherwise")
         self.forget()
         cold = await self.ask(turns)
         found: list[tuple[Said, float]] = []
-        for before in (turns[:4], turns[:6], [*turns[:-1], other]):
+        for before in (turns[:4], turns[:6], [*turns[:5], other]):
             self.forget()
             warm = await self._after(before, turns)
             found.append((warm, _difference(cold, warm)))
