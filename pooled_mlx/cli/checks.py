@@ -159,8 +159,8 @@ class Checker:
         turns = [Turn("system", f"Check {seed}. {words(0.1)}")]
         for number in range(rounds):
             if number:
-                turns.append(Turn("assistant", f"{_letters(draw)} {words(0.1 / rounds)}"))
-            turns.append(Turn("user", f"Part {number} of {rounds}: {words(0.8 / rounds)}"))
+                turns.append(Turn("assistant", f"{_letters(draw)} {words(0.3 / (rounds - 1))}"))
+            turns.append(Turn("user", f"Part {number} of {rounds}: {words(0.6 / rounds)}"))
         return turns
 
     def room_for(self, tokens: int) -> int:

@@ -86,11 +86,10 @@ def test_the_short_form_holds_and_leaves_nothing(engine: LocalEngine):
 
 
 def test_three_cuts_are_at_three_places(engine: LocalEngine):
-    outcome = asyncio.run(Checker(engine).cuts(600, 5))
+    outcome = asyncio.run(Checker(engine).cuts(1000, 5))
     assert outcome.state == "ok", outcome.text
     reused = outcome.numbers["reused_tokens"]
-    assert 0 < reused[0] < reused[1]
-    assert len(set(reused)) == 3
+    assert 0 < reused[0] < reused[2] < reused[1]
 
 
 def test_a_cache_that_is_restored_wrongly_is_found(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""`pooled-mlx doctor --deep`: beside a running server, and what its report does not tell. tests/model/test_checks.py runs it."""
+"""`pooled-mlx doctor --deep`: beside a running server, and what its report does not tell. tests/model has the rest."""
 
 from __future__ import annotations
 
