@@ -131,15 +131,19 @@ class Keeper:
         stored = self.ledger.mark(row.cache, hold.parent.end, end)
         if stored is None:
             raise NotFinite(f"the state after token {end} is not finite")
-        segment = self.pool.insert(
-            hold.parent,
-            row.ids[hold.parent.end : end],
-            stored,
-            kind="side" if row.is_side else kind,
-            boundary=row.boundary_at(end, fork=fork),
-            label=row.prepared.request.client,
-            lease=hold.lease,
-        )
+        try:
+            segment = self.pool.insert(
+                hold.parent,
+                row.ids[hold.parent.end : end],
+                stored,
+                kind="side" if row.is_side else kind,
+                boundary=row.boundary_at(end, fork=fork),
+                label=row.prepared.request.client,
+                lease=hold.lease,
+            )
+        except Exception:
+            stored.release()
+            raise
         if segment is None:
             return
         if segment.data is stored:

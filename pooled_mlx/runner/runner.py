@@ -94,7 +94,7 @@ class MlxRunner:
 
     def read(self, cache: int, ids: np.ndarray[Any, Any], *, last: bool) -> None:
         buffer, open_ = self._buffers[cache], self._open[cache]
-        buffer.owns_state = True
+        buffer.advances()
         chunk = mx.array(ids)[None]
         if last:
             open_.logits = self.model.last_logits(chunk, buffer.caches)
@@ -110,14 +110,18 @@ class MlxRunner:
             return Mark(delta_bytes, None, 0, self.finite([Span(cache, lo, hi)], None))
         number, state = next(self._numbers), buffer.freeze()
         self._states[number] = state
-        return Mark(delta_bytes, number, state.bytes, self.finite([Span(cache, lo, hi)], number))
+        try:
+            return Mark(delta_bytes, number, state.bytes, self.finite([Span(cache, lo, hi)], number))
+        except Exception:
+            self.drop(number)
+            raise
 
     # --- passes
 
     def step(self, cache: int, runs: Sequence[Run], shapes: Sequence[Shape] | None = None) -> None:
         """See `Runner.step`. In one pass all runs are unread tokens or all are told, and of one length."""
         buffer, open_ = self._buffers[cache], self._open[cache]
-        buffer.owns_state = True
+        buffer.advances()
         if runs[0] is None:
             assert open_.last is not None, "no token was chosen"
             open_.logits = self.model.forward(open_.last[:, None], buffer.caches)[:, -1]
@@ -221,7 +225,8 @@ class MlxRunner:
         self._buffers.pop(cache, None)
 
     def drop(self, state: int) -> None:
-        self._states.pop(state, None)
+        if (dropped := self._states.pop(state, None)) is not None:
+            dropped.held = False
 
     def finite(self, spans: Sequence[Span], state: int | None) -> bool:
         arrays = arrays_in(self._states[state].layers) if state is not None else []

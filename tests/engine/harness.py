@@ -209,6 +209,8 @@ def assert_idle(loop: Loop) -> None:
     assert loop.ledger.live_bytes == 0
     drop_slack(loop)
     assert loop.ledger.slack_bytes == 0
+    entries = {entry for book in loop.ledger._books.values() for entry in book.named}
+    assert entries == {stored_of(segment) for segment in loop.pool.segments()}
     for segment in loop.pool.segments():
         assert loop.runner.finite([stored_of(segment).span], stored_of(segment).state)
 
