@@ -31,7 +31,7 @@ DEEP_TOKENS, CUT_TOKENS, SHORT_TOKENS = 4000, 1200, 800
 LEAST_TOKENS = 600
 _ANSWER_ROOM = 512
 _BATCH_TOKENS = 24
-_SCHEMA_TOKENS = 400
+SCHEMA_TOKENS = 400
 _OTHER_SEED = 1000
 _ROUNDING = 0.05
 """Two tokens whose logits are closer than this part of the largest one may change places by rounding in 16 bits."""
@@ -274,7 +274,7 @@ class Checker:
         """An answer that is held to a schema."""
         turns = [Turn("user", f"Describe a fruit as JSON. ({seed})")]
         wanted = ResponseFormat("json_schema", _SCHEMA, strict=True)
-        said = await self.ask(turns, _SCHEMA_TOKENS, response_format=wanted)
+        said = await self.ask(turns, SCHEMA_TOKENS, response_format=wanted)
         numbers = {"answer_tokens": len(said.tokens), "finish": said.finish}
         problem = _schema_problem(said.text) if said.finish == "stop" else f"the answer ended with {said.finish}"
         return Outcome("", "failed" if problem else "ok", problem or f"{len(said.tokens)} tokens, valid", 0.0, numbers)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pooled_mlx.cli.checks import CLIENT, LEAST_TOKENS, SHORT_TOKENS, Checker, Outcome, short
+from pooled_mlx.cli.checks import CLIENT, SCHEMA_TOKENS, SHORT_TOKENS, Checker, Outcome, short
 from pooled_mlx.core.errors import ApiError
 from pooled_mlx.engine.engine import LocalEngine
 
@@ -141,5 +141,5 @@ def _has_room(engine: LocalEngine) -> bool:
         pool, plan = engine.loop.pool, engine.plan
     except ApiError:
         return False
-    needed = _ROWS * plan.fits(SHORT_TOKENS, LEAST_TOKENS).needed_bytes
+    needed = _ROWS * plan.fits(SHORT_TOKENS, SCHEMA_TOKENS).needed_bytes
     return pool.budget_bytes >= plan.pool_bytes and pool.used_bytes + needed <= pool.budget_bytes
