@@ -101,6 +101,8 @@ def room_beside(server: ServerFacts, url: str, card: ModelCard, facts: DeviceFac
     """
     if not server.answers:
         return None
+    if text := refuse_weights(facts, card.weights_bytes, card.id, limit_bytes):
+        raise Refused(text)  # the server is not the reason
     stop = "End it first (Ctrl-C, or pooled-mlx service stop), then run this again"
     held = int(
         max(server.memory.get("active_bytes", 0) + server.memory.get("cache_bytes", 0), server.memory.get("process_bytes", 0))

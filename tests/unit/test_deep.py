@@ -53,6 +53,12 @@ def test_it_refuses_where_both_do_not_fit_or_that_is_not_known(server: ServerFac
     assert "\n" not in str(refusal.value)
 
 
+def test_a_model_that_does_not_fit_alone_either_is_not_the_servers_fault():
+    with pytest.raises(Refused, match="does not fit") as refusal:
+        room_beside(running(6), URL, CARD, MAC, 4 * GIB)
+    assert URL not in str(refusal.value)
+
+
 def test_no_path_of_the_user_is_in_the_report():
     folder = Path("/Volumes/Models of Jane/x-4bit")
     report = {
