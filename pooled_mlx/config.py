@@ -109,6 +109,13 @@ class Settings:
         choices=("auto", "off", "weights"),
     )
 
+    self_check: bool = _setting(
+        True,
+        "Try each model once per version, in the background while nothing is asked: what was read before gives the same "
+        "numbers, two answers at a time, a schema. It only reports.",
+        "engine",
+    )
+
     keep_awake: bool = _setting(
         True, "Keep the Mac from idle sleep while requests run or a model is made ready. The display may sleep.", "engine"
     )

@@ -185,6 +185,11 @@ class CountingRunner:
         group.logits = False
         group.chosen.append(group.last)
 
+    def logits(self, cache: int) -> np.ndarray[Any, Any]:
+        (ids,) = self.caches[cache].rows
+        _must(self.caches[cache].logits, "nothing to choose from")
+        return np.eye(VOCABULARY, dtype=np.float32)[next_token(ids)]
+
     def take(self, cache: int) -> list[int | None]:
         self.fail("take")
         return list(self.caches[cache].chosen.popleft())

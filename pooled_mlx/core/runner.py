@@ -143,6 +143,10 @@ class Runner(Protocol):
         """Queue the choice of each row's next token from the newest logits."""
         ...
 
+    def logits(self, cache: int) -> np.ndarray[Any, Any]:
+        """The logits that the next choice of a plain cache's row is made from, float32 `[vocab]`: for checks only."""
+        ...
+
     def take(self, cache: int) -> list[int | None]:
         """Wait for the oldest choice not taken yet: each row's token, None where its logits were not finite."""
         ...

@@ -151,6 +151,13 @@ class LocalEngine:
         loop = self._thread.loop
         return loop.pool.used_bytes / max(self.plan.pool_bytes, 1) if loop is not None else 0.0
 
+    def forget(self, client: str) -> None:
+        """End the requests of this client, from any thread, and drop what is stored of them and nobody else goes on from.
+
+        Takes effect between two steps, before anything that is submitted later.
+        """
+        self._thread.call(lambda loop: loop.forget(client))
+
     def _make_loop(self) -> Loop:
         settings = self._settings
         loaded = self._source.load(self._card, self._folder, settings, self._tokens.vocab_size, self._model_is_loaded)
@@ -320,7 +327,7 @@ class LocalEngine:
 
     def _explain(self, row: Row, match: Match) -> None:
         """Say why the row's prompt was reused so far and not further."""
-        if self._recent is None or self._reporter is None:
+        if self._recent is None or self._reporter is None or row.probe is not None:
             return
         facts = row.prepared.payload.facts
         reason = self._recent.explain(facts, match.tokens, match.matched, self._decode)
@@ -338,7 +345,7 @@ class LocalEngine:
     def _remember(self, row: Row) -> None:
         """Keep the ids of an answer that a client may send back. One cut by a stop string reads otherwise there,
         and without a known start of the answer nothing can be put in its place."""
-        if row.answer.stop is not None or row.prompt.head == 0:
+        if row.answer.stop is not None or row.prompt.head == 0 or row.probe is not None:
             return
         text, reasoning, calls = row.answer.parsed()
         prompt = row.prompt

@@ -132,6 +132,15 @@ class Loop:
         if ahead or len(self.running) >= self.settings.max_running:
             row.channel.put(Queued(ahead))
 
+    def forget(self, client: str) -> None:
+        """End the requests of this client, and drop what is stored of them and nobody else goes on from."""
+        for row in (*self.waiting, *self.running):
+            if row.prepared.request.client == client:
+                row.channel.cancel()
+        self._drop_cancelled()
+        self.pool.forget(client)
+        self.ledger.settle()
+
     def set_pool_budget(self, budget_bytes: int, *, keep_pins: bool = False) -> None:
         """Change what the pool may take and give back what is freed at once; see `Pool.set_budget`."""
         self.pool.set_budget(budget_bytes, keep_pins=keep_pins)
@@ -260,6 +269,8 @@ class Loop:
                 self.reading.remove(row)
                 row.plan_forced()
                 assert row.cache is not None
+                if row.probe is not None and not row.out:
+                    row.probe.logits = self.runner.logits(row.cache)
                 self.runner.choose(row.cache, [row.shape(0, self._words)])
                 self._start_writing(row)
         except EngineDead:

@@ -277,6 +277,13 @@ class Pool:
         self._prune(segment.parent)
         return len(dropped)
 
+    def forget(self, label: str) -> None:
+        """Take out what clients of this `label` stored, but what is leased or others have gone on from."""
+        while ends := [leaf for leaf in self.leaves() if leaf.label == label and not leaf.leases]:
+            for leaf in ends:
+                if leaf.held:
+                    self.drop(leaf, "forgotten")
+
     def clear(self) -> None:
         """Take everything out of the pool, leased or not."""
         for child in list(self.root.each_child()):

@@ -123,6 +123,18 @@ class Hold:
 
 
 @dataclass(slots=True, eq=False)
+class Probe:
+    """What a check sees of its row: the logits after the prompt, float32 `[vocab]`, and the tokens of the answer.
+
+    A row with a probe is nobody's request: it is counted and reported nowhere, and nothing of it is remembered but its
+    segments, until `Loop.forget`.
+    """
+
+    logits: np.ndarray[Any, Any] | None = None
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class Row:
     """Everything about one running request. Owned by the engine thread from submission on.
 
@@ -142,6 +154,7 @@ class Row:
     constraint: Constraint | None = None
     hook: Hook | None = None
     forced: list[int] = field(default_factory=list)
+    probe: Probe | None = None
 
     stage: Stage = Stage.WAITING
     times: Times = field(default_factory=Times)

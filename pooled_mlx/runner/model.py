@@ -108,6 +108,11 @@ def memory_now() -> MemoryNow:
     return MemoryNow(mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
 
 
+def forget_peak() -> None:
+    """The most that MLX held counts from now on."""
+    mx.reset_peak_memory()
+
+
 def finish_work() -> None:
     """Wait for what this thread still computes and end its streams. A thread that used MLX calls this last: a stream of an
     ended thread makes the process abort at its exit.

@@ -149,6 +149,12 @@ class MlxRunner:
         open_.chosen.append(chosen)
         open_.last, open_.logits = chosen[0], None
 
+    def logits(self, cache: int) -> np.ndarray[Any, Any]:
+        """See `Runner.logits`."""
+        logits = self._open[cache].logits
+        assert logits is not None, "there is nothing to choose from"
+        return np.array(logits[0].astype(mx.float32))
+
     def take(self, cache: int) -> list[int | None]:
         chosen, finite = self._open[cache].chosen[0]
         tokens: Any = chosen.tolist()

@@ -302,7 +302,12 @@ def test_the_pool_gives_back_memory_and_gets_it_again(rooms: Rooms) -> None:
 
 def test_what_clients_begin_with_stays_while_the_system_lets_us(rooms: Rooms) -> None:
     room = rooms.ready()
-    turns = (Turn("system", "You are an agent that counts. " * 40), Turn("user", "Count."), Turn("assistant", "1"), Turn("user", "On."))
+    turns = (
+        Turn("system", "You are an agent that counts. " * 40),
+        Turn("user", "Count."),
+        Turn("assistant", "1"),
+        Turn("user", "On."),
+    )
     answers(room, [Request("agent", turns, max_output_tokens=20, client="agent")])
     room.set_pool_share(0.0, keep_pins=True)
     on_engine(room, lambda loop: None)
