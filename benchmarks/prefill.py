@@ -82,7 +82,7 @@ def run(sizes: Any) -> Iterator[Result]:
     """All results."""
     model = load(small_folder())
     prompt = history(sizes.messages, sizes.message_words)
-    measured_step = measure_step(model)
+    measured_step = measure_step(model, len(prompt.ids))
     step = sizes.step or measured_step
     yield note("history", f"{len(prompt.ids)} tokens, {len(prompt.boundaries)} boundaries")
     yield note("prefill step", f"{step}" + ("" if step == measured_step else f" (measured: {measured_step})"))

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from pooled_mlx.catalog import EMBEDDED_CARD, Catalog, CatalogError
 from pooled_mlx.core.card import ModelCard
-from pooled_mlx.core.memory import CacheShape, DeviceFacts, DoesNotFitError, format_size, loaded_bytes, plan_memory
+from pooled_mlx.core.memory import (
+    CacheShape,
+    DeviceFacts,
+    DoesNotFitError,
+    format_size,
+    loaded_bytes,
+    plan_memory,
+    score_cell_bytes,
+)
 
 AGENT_CONTEXT_TOKENS = 32_768
 """Tokens of context below which a model is offered to nobody: the system prompt and tools of a coding agent alone take half."""
@@ -40,9 +48,17 @@ def judge(card: ModelCard, facts: DeviceFacts, *, limit_bytes: int | None = None
     shape = CacheShape(card.kv_bytes_per_token or _UNKNOWN_KV_BYTES, card.state_bytes)
     weights = loaded_bytes(card.weights_bytes, facts.has_metal)
     context, default = card.context_max, card.context_default
+    attention = card.attention
     try:
         plan = plan_memory(
-            facts, weights, shape, context_max=context, context_default=default, limit_bytes=limit_bytes, model=card.id
+            facts,
+            weights,
+            shape,
+            context_max=context,
+            context_default=default,
+            limit_bytes=limit_bytes,
+            cell_bytes=score_cell_bytes(attention.heads, attention.head_dim, facts.has_metal) if attention else 0,
+            model=card.id,
         )
     except DoesNotFitError as error:
         return Verdict(None, error.reason)

@@ -78,7 +78,7 @@ class Settings:
     max_running: int = _setting(4, "Requests that are answered at the same time.", "engine", low=1, high=256)
     prefill_step: int | None = _setting(
         None,
-        "Tokens of one prefill piece. Default: measured once per machine and model, so that a piece takes about 0.4 s.",
+        "Tokens of one prefill piece. Default: measured once per machine and model; a piece takes half a second at most.",
         "engine",
         low=32,
         high=8192,
@@ -107,6 +107,13 @@ class Settings:
         "off nothing, weights always the weights. Caches never are, because macOS can panic where wired memory comes and goes.",
         "engine",
         choices=("auto", "off", "weights"),
+    )
+
+    self_check: bool = _setting(
+        True,
+        "Try each model once per version, in the background while nothing is asked: what was read before gives the same "
+        "numbers, two answers at a time, a schema. It only reports.",
+        "engine",
     )
 
     keep_awake: bool = _setting(

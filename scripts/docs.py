@@ -90,6 +90,11 @@ def models_page() -> str:
         "`--all` also what does not, and why. `--context` asks for another context. Nothing of the memory is wired unless the weights take more than 60 % of the second",
         "column; [on-a-mac.md](on-a-mac.md) says why.",
         "",
+        "The plan has room for attention scores. MLX's kernel for Metal keeps them to itself where heads have 64, 80 or 128 values; with",
+        "256, as in Qwen3.5 to Qwen3.8, one layer holds heads x piece x context x 2 bytes at once: 2.0 GiB for 35B-A3B with pieces of 512",
+        "tokens behind 131,072. So pieces far behind in a prompt are shorter, down to 128 tokens; how long they are where is decided at",
+        "start, never changes while the server runs, and stands in `GET /pool` (`cut_rule`).",
+        "",
         "| Mac | for models | default | alternatives |",
         "|---|---|---|---|",
     ]

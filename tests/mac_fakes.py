@@ -325,7 +325,7 @@ def pool_body() -> dict[str, Any]:
         "pins": [{"client": "claude-cli", "id": "a1", "tokens": 16384}],
         "exact_ids": {"answers": 12, "bytes": 90_000, "budget_bytes": 64 * mib},
         "divisible": False,
-        "cut_rule": {"step": 2048, "spacing": 4096, "minimum": 64},
+        "cut_rule": {"step": 2048, "spacing": 4096, "minimum": 64, "shrinks": []},
         "counters": {"hits": 90, "misses": 4, "inserted": 118, "evicted: side": 3},
         "reasons": [],
         "snapshot_age_seconds": 0.2,

@@ -91,7 +91,35 @@ def llama(vocab: int = 512, layers: int = 4, seed: int = 0) -> LoadedModel:
     return _random(family.Model(family.ModelArgs.from_dict(config)), config)
 
 
-def gemma3(vocab: int = 512, layers: int = 7, window: int = 64, seed: int = 0) -> LoadedModel:
+def qwen3_5(vocab: int = 512, layers: int = 4, interval: int = 4, seed: int = 0) -> LoadedModel:
+    """Gated DeltaNet + attention without experts: the CPU backend gathers experts in float32 only."""
+    from mlx_lm.models import qwen3_5 as family
+
+    mx.random.seed(seed)
+    text = {
+        "model_type": "qwen3_5",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": vocab,
+        "max_position_embeddings": 32768,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": interval,
+        "tie_word_embeddings": False,
+    }
+    config = {"model_type": "qwen3_5", "text_config": text}
+    return _random(family.Model(family.ModelArgs.from_dict(config)), config)
+
+
+def gemma3(vocab: int = 512, layers: int = 7, window: int = 64, seed: int = 0, pattern: int = 6) -> LoadedModel:
     """Sliding-window layers (rotating caches) beside full attention."""
     from mlx_lm.models import gemma3_text as family
 
@@ -106,12 +134,23 @@ def gemma3(vocab: int = 512, layers: int = 7, window: int = 64, seed: int = 0) -
         "head_dim": 32,
         "vocab_size": vocab,
         "sliding_window": window,
-        "sliding_window_pattern": 6,
+        "sliding_window_pattern": pattern,
     }
     return _random(family.Model(family.ModelArgs.from_dict(config)), config)
 
 
 ARCHITECTURES = {"qwen3_5_moe": qwen3_5_moe, "qwen3_moe": qwen3_moe, "llama": llama, "gemma3": gemma3}
+
+
+def in_16_bits(model: LoadedModel, dtype: mx.Dtype, bits: int | None = None) -> LoadedModel:
+    """The model with weights, caches and logits in `dtype`; with `bits` its matrices are quantized in groups of 32."""
+    from mlx.nn import quantize
+
+    model.module.set_dtype(dtype)
+    if bits is not None:
+        quantize(model.module, group_size=32, bits=bits)
+    mx.eval(model.module.parameters())
+    return wrap_model(model.module, model.config, f"{bits}-bit" if bits else str(dtype))
 
 
 def _random(module: Any, config: dict[str, Any]) -> LoadedModel:

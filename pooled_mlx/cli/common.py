@@ -7,14 +7,17 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pooled_mlx.catalog import Catalog, CatalogError, load_catalog
 from pooled_mlx.choice import judge, pick_default
 from pooled_mlx.config import ConfigError, Settings
 from pooled_mlx.core.card import ModelCard
+from pooled_mlx.core.memory import Wired
+from pooled_mlx.core.ports import EngineSettings
 from pooled_mlx.store import StoreError, resolve_model
 from pooled_mlx.store.ensure import local_folder
+from pooled_mlx.store.paths import cache_folder
 
 if TYPE_CHECKING:
     from pooled_mlx.core.memory import DeviceFacts
@@ -71,6 +74,22 @@ def convert(source: Path, target: Path) -> None:
         raise StoreError(str(error)) from error
     finally:
         finish_work()
+
+
+def engine_settings(settings: Settings, *, limit_bytes: int | None = None) -> EngineSettings:
+    """The engine's part of the settings; `limit_bytes` takes the place of --memory-limit."""
+    return EngineSettings(
+        context_tokens=settings.context,
+        max_queue=settings.max_queue,
+        max_running=settings.max_running,
+        prefill_step=settings.prefill_step,
+        prefill_share=settings.prefill_share,
+        pool_bytes=settings.pool_bytes,
+        memory_limit_bytes=limit_bytes or settings.memory_limit,
+        wired=cast(Wired, settings.wired),
+        seed=settings.seed,
+        steps_file=cache_folder() / "steps.json",
+    )
 
 
 def call_form_of(card: ModelCard) -> CallForm | None:

@@ -48,12 +48,22 @@ def add(subparsers: Any) -> None:
         action="store_true",
         help="send the running server what each agent sends, and say what holds (takes minutes)",
     )
-    add_flags(parser, ("model", "host", "port", "token_file", "memory_limit", "wired"))
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="load the model, try it for about two minutes, and write a report that can be attached to an issue",
+    )
+    parser.add_argument("--report", metavar="FILE", help="where --deep writes its report [default: into the cache folder]")
+    add_flags(parser, ("model", "context", "host", "port", "token_file", "memory_limit", "wired"))
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run all checks; 1 when one is bad."""
+    if args.deep:
+        from pooled_mlx.cli.deep import run_deep
+
+        return run_deep(args)
     findings = list(examine_agents(args) if args.agents else examine(vars(args)))
     if args.json:
         print(json.dumps([{"what": f.what, "state": f.state, "text": f.text, "advice": f.advice} for f in findings], indent=1))

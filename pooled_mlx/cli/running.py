@@ -9,14 +9,18 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
+from pooled_mlx import __version__
 from pooled_mlx.api.chat_completions import EDGE as CHAT_COMPLETIONS
 from pooled_mlx.api.messages import MessagesEdge
 from pooled_mlx.api.responses import ResponsesEdge
 from pooled_mlx.catalog import EMBEDDED_CARD
 from pooled_mlx.cli.banner import banner
-from pooled_mlx.cli.common import Refused, check_fit, convert, load_user_catalog
+from pooled_mlx.cli.common import Refused, check_fit, convert, engine_settings, load_user_catalog
+from pooled_mlx.cli.quiet_check import CheckRecords, QuietCheck
 from pooled_mlx.cli.starting import StartingEngine
 from pooled_mlx.config import Settings
 from pooled_mlx.connect.registry import AGENTS, profile_of
@@ -24,8 +28,8 @@ from pooled_mlx.connect.target import Target
 from pooled_mlx.core.card import ModelCard
 from pooled_mlx.core.errors import ApiError, ErrorKind
 from pooled_mlx.core.events import Event, Failed, Finished
-from pooled_mlx.core.memory import DeviceFacts, Wired
-from pooled_mlx.core.ports import Engine, EngineSettings
+from pooled_mlx.core.memory import DeviceFacts
+from pooled_mlx.core.ports import Engine
 from pooled_mlx.mac.power import power_guard
 from pooled_mlx.mac.pressure import PressureWatch, system_pressure
 from pooled_mlx.metrics import METRICS_CONTENT_TYPE, Metrics, RequestWatch, render_metrics
@@ -76,6 +80,8 @@ class Server:
         self._port = server_settings.port
         self._agents: list[dict[str, str]] = []
         self._pressure: PressureWatch | None = None
+        self._quiet = QuietCheck(lambda: self._was_ready and self._busy == 0, CheckRecords(cache_folder() / "checks.json"))
+        self._folder = Path()
 
     async def run(self, sockets: Sequence[Any]) -> int:
         """Serve until asked to stop; returns the exit code. Raises what made the start impossible."""
@@ -89,9 +95,11 @@ class Server:
         served = asyncio.create_task(serve(app, sockets, stop=stop, handle_signals=True))
         await asyncio.sleep(0)  # from here on Ctrl-C is the server's, so the start may begin
         loader.start()
+        quiet = asyncio.create_task(self._check_quietly())
         try:
             code = await served
         finally:
+            quiet.cancel()
             self._stopping.set()
             await asyncio.to_thread(self._go_down, loader)
         if self._failure is not None:
@@ -99,6 +107,21 @@ class Server:
         if code == 0:
             _log.info("stopped")
         return code
+
+    async def _check_quietly(self) -> None:
+        if not self._settings.self_check or self._script is not None:
+            self._quiet.facts = {"state": "off"}
+            return
+        try:
+            await self._quiet.run(lambda: self._room, self._check_key)
+        except Exception:
+            _log.exception("the self-check could not be made")
+
+    def _check_key(self) -> str:
+        from pooled_mlx.runner.fingerprint import files_key
+
+        versions = " ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm"))
+        return f"{files_key(self._folder)} pooled-mlx {__version__} {versions}"
 
     def _go_down(self, loader: threading.Thread) -> None:
         loader.join(LOADER_SECONDS)
@@ -134,6 +157,7 @@ class Server:
                 report=lambda progress: self._report(progress, bar),
                 check_fit=check_fit(self._facts, settings.memory_limit),
             )
+        self._folder = ready.folder
         died = threading.Event()
 
         def on_dead(reason: str) -> None:
@@ -149,7 +173,12 @@ class Server:
         if not self._room.wait_ready():
             return
         self._was_ready = True
-        self._pressure = PressureWatch(system_pressure(), lambda share, level: self._room.set_pool_share(share), warn=_log.info)
+        self._pressure = PressureWatch(
+            system_pressure(),
+            lambda hold, level: self._room.set_pool_share(hold.share, keep_pins=hold.keeps_pins),
+            used=self._room.pool_share_used,
+            warn=_log.info,
+        )
         self._pressure.start()
         _log.info("serving %s on port %s", self._starting.model.public_id, port)
         if not (settings.quiet or settings.json_log or settings.service):
@@ -165,19 +194,7 @@ class Server:
 
         if sys.platform == "linux" and BLAS is None:
             _log.info("OpenBLAS is not installed: for a 30 times faster CPU backend apt-get install libopenblas0-pthread")
-        settings = self._settings
-        room_settings = EngineSettings(
-            context_tokens=settings.context,
-            max_queue=settings.max_queue,
-            max_running=settings.max_running,
-            prefill_step=settings.prefill_step,
-            prefill_share=settings.prefill_share,
-            pool_bytes=settings.pool_bytes,
-            memory_limit_bytes=settings.memory_limit,
-            wired=cast(Wired, settings.wired),
-            seed=settings.seed,
-            steps_file=cache_folder() / "steps.json",
-        )
+        room_settings = engine_settings(self._settings)
         if self._script is None:
             room = open_engine(ready.card, ready.folder, room_settings, MlxSource(), on_dead=on_dead)
             if notice := room.call_form.notice:
@@ -237,7 +254,7 @@ class Server:
             token = "YOUR_TOKEN" if self._server_settings.token else None
             target = Target(f"http://127.0.0.1:{self._port}", model.public_id, model.context_tokens, token)
             self._agents = [{"id": name, "label": name, "text": profile_of(name, target).text} for name in AGENTS]
-        return {"agents": self._agents}
+        return {"agents": self._agents, "self_check": self._quiet.facts}
 
     def _metrics_text(self) -> str:
         engine: Engine = self._starting
@@ -249,6 +266,10 @@ class Server:
 
     def _count_refusal(self, kind: ErrorKind) -> None:
         self._metrics.error(kind)
+
+    def request_came(self) -> None:
+        """A request was queued; called on the event loop."""
+        self._quiet.request_came()
 
     def count_busy(self, change: int) -> None:
         """One request, or the start, is under way or over: the Mac is kept awake meanwhile. Safe to call on any thread."""
@@ -265,6 +286,7 @@ class _Watch:
         self._server, self._counts = server, counts
         self._open = True
         server.count_busy(1)
+        server.request_came()
 
     def event(self, event: Event) -> None:
         """The next event."""

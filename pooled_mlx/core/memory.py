@@ -5,6 +5,7 @@ The pool's budget counts everything that is cached: stored segments, states and 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,14 @@ _HEADROOM_SHARE, _LEAST_HEADROOM = 0.03, 128 * MIB  # of the limit: allocator ro
 _POOL_CONTEXTS, _POOL_SHARE = 4, 0.25  # a pool is not larger by itself than four full contexts or this share of the limit
 _WIRED_ABOVE, _LEAST_UNWIRED = 0.60, 0.15  # weights of Metal's working set that are wired by default; of the memory, never
 _CACHE_LIMIT_SHARE, _MOST_CACHE = 0.05, 2 * GIB  # freed buffers that MLX may keep for reuse
+_SCORES_SHARE, _SPARE_SHARE = (
+    1 / 16,
+    1 / 4,
+)  # of the limit, of what is left: what attention scores may take; pieces are cut for it
+_FUSED_HEAD_DIMS = (64, 80, 128)  # where Metal's kernel keeps the scores of a piece to itself
+_SCORE_BYTES = {True: 2, False: 4}  # of one score: 16 bits with Metal, float32 on the CPU backend
+LARGEST_STEP, SMALLEST_STEP = 2048, 128
+"""Tokens of the longest prefill piece anywhere, and of the shortest that is chosen."""
 _FLOAT32_GROWTH = 7.1  # 32 bits in place of 4.5: 4-bit weights are dequantized on the CPU backend
 
 
@@ -124,6 +133,11 @@ class MemoryPlan:
     shape: CacheShape
     limits: Limits
     limit_note: str = ""
+    cell_bytes: int = 0
+    """Of attention scores, for each token of a piece and each token that it sees; 0 where none are kept."""
+    most_scores_bytes: int = 0
+    scores_bytes: int = 0
+    """What they take at most, part of `working_bytes`."""
 
     def fits(self, prompt_tokens: int, max_output_tokens: int) -> Fit:
         """Whether one request can run when the pool holds nothing else."""
@@ -133,10 +147,11 @@ class MemoryPlan:
         """The plan as (what, bytes, note)."""
         context = self.shape.kv_bytes_per_token * self.context_tokens
         states = f", {format_size(self.shape.row_bytes)} a state" if self.shape.row_bytes else ""
+        scores = f", attention scores {format_size(self.scores_bytes)} of it" if self.scores_bytes else ""
         return [
             ("weights", self.weights_bytes, "wired" if self.limits.wires_weights else ""),
             ("cache pool", self.pool_bytes, f"one full context is {format_size(context)}{states}"),
-            ("working space", self.working_bytes, "activations, estimated"),
+            ("working space", self.working_bytes, f"activations, estimated{scores}"),
             ("headroom", self.headroom_bytes, "kept free"),
             ("limit", self.limit_bytes, self.limit_note),
         ]
@@ -152,6 +167,7 @@ class MemoryPlan:
             "weights_bytes": self.weights_bytes,
             "pool_budget_bytes": self.pool_bytes,
             "working_bytes": self.working_bytes,
+            "scores_bytes": self.scores_bytes,
             "headroom_bytes": self.headroom_bytes,
             "context_tokens": self.context_tokens,
             "kv_bytes_per_token": self.shape.kv_bytes_per_token,
@@ -181,6 +197,40 @@ def wires_weights(facts: DeviceFacts, weights_bytes: int, wish: Wired = "auto") 
     return wish == "weights" or weights_bytes > _WIRED_ABOVE * facts.recommended_bytes
 
 
+def score_cell_bytes(heads: int, head_dim: int, has_metal: bool) -> int:
+    """Bytes of attention scores for each token of a piece and each token that it sees, in the layer that is computed.
+
+    0 where the kernel keeps none: mlx 0.32's for Metal does for pieces with heads of 64, 80 and 128 values, that for other
+    sizes and the CPU backend do not.
+    """
+    return 0 if has_metal and head_dim in _FUSED_HEAD_DIMS else heads * _SCORE_BYTES[has_metal]
+
+
+Steps = tuple[tuple[int, int], ...]
+"""(position, step) from position 0 on, ascending: the longest piece of a prompt that begins there, in tokens."""
+
+
+def step_table(step: int, context_tokens: int, cell_bytes: int, most_bytes: int) -> Steps:
+    """Steps of at most `step`, halved wherever the scores of one piece would take more than `most_bytes`, down to 128."""
+    table: list[tuple[int, int]] = []
+    position = 0
+    while cell_bytes and step % 2 == 0 and step // 2 >= SMALLEST_STEP and position < context_tokens:
+        until = (most_bytes // (cell_bytes * step) - step) // CONTEXT_STEP * CONTEXT_STEP
+        if until > position:
+            table.append((position, step))
+            position = until
+        step //= 2
+    return (*table, (position, step)) if position < context_tokens or not table else tuple(table)
+
+
+def scores_of(table: Steps, context_tokens: int, cell_bytes: int) -> int:
+    """The most bytes of scores that a piece of a prompt of at most `context_tokens` holds."""
+    ends = [*(position for position, _ in table[1:]), context_tokens]
+    return max(
+        cell_bytes * step * min(end + step - 1, context_tokens) for (_, step), end in zip(table, ends, strict=True) if end
+    )
+
+
 def request_bytes(shape: CacheShape, prompt_tokens: int, max_output_tokens: int) -> int:
     """Bytes that one request takes at its longest, alone: K/V once (segments are windows on its cache), ids, two states."""
     tokens = prompt_tokens + max_output_tokens
@@ -198,16 +248,24 @@ def plan_memory(
     pool_bytes: int | None = None,
     limit_bytes: int | None = None,
     wired: Wired = "auto",
+    cell_bytes: int = 0,
+    step: int = LARGEST_STEP,
     model: str = "the model",
 ) -> MemoryPlan:
     """The plan for a model whose weights take `weights_bytes` in memory.
 
     `context` is the user's wish in tokens, None for what fits: a multiple of 1024, at most `context_default` and 131,072.
-    `pool_bytes` and `limit_bytes` are the user's wishes too; a limit above what Metal recommends is cut to it. Raises
-    `DoesNotFitError`.
+    `pool_bytes` and `limit_bytes` are the user's wishes too; a limit above what Metal recommends is cut to it. `cell_bytes`
+    is `score_cell_bytes`, `step` the longest piece that may be chosen. Raises `DoesNotFitError`.
     """
     limit = min(limit_bytes, facts.limit_bytes) if limit_bytes else facts.limit_bytes
-    working = max(int(weights_bytes * _WORKING_SHARE), _LEAST_WORKING)
+    largest_scores = min(int(limit * _SCORES_SHARE), facts.largest_buffer_bytes or limit)
+
+    def scores(tokens: int, most_bytes: int = 0) -> int:
+        return scores_of(step_table(step, tokens, cell_bytes, most_bytes), tokens, cell_bytes)
+
+    activations = max(int(weights_bytes * _WORKING_SHARE), _LEAST_WORKING)
+    working = activations + scores(CONTEXT_STEP)
     headroom = max(int(limit * _HEADROOM_SHARE), _LEAST_HEADROOM)
     room = limit - weights_bytes - working - headroom
     states = KEPT_STATES * shape.row_bytes + GROWTH_TOKENS * shape.kv_bytes_per_token
@@ -231,28 +289,58 @@ def plan_memory(
             f"a pool of {format_size(pool_bytes)} does not fit: {format_size(limit)} are allowed, {parts} leave "
             f"{format_size(room)}"
         )
-    pool = room if pool_bytes is None else pool_bytes
-    fitting = max((pool - states) // per_token, 0)
+
+    def left(tokens: int) -> int:
+        """What a context of so many tokens leaves for the pool."""
+        return room + scores(CONTEXT_STEP) - scores(tokens)
+
+    def fits(tokens: int) -> bool:
+        pool = left(tokens) if pool_bytes is None else pool_bytes
+        return per_token * tokens + states <= pool <= left(tokens)
+
+    steps = range(CONTEXT_STEP, context_max + CONTEXT_STEP, CONTEXT_STEP)
+    fitting = CONTEXT_STEP * bisect_left(steps, True, key=lambda tokens: not fits(tokens))
     if context is None:
         wished = min(context_default or context_max, context_max, LONGEST_DEFAULT_CONTEXT)
-        tokens = wished if wished <= fitting else fitting // CONTEXT_STEP * CONTEXT_STEP
+        tokens = wished if fits(wished) else fitting
     else:
         tokens = context
         if context > context_max:
             raise DoesNotFitError(f"a context of {context} tokens is more than {model} can have: {context_max}")
-    if tokens > fitting or tokens < min(CONTEXT_STEP, context_max):
-        needed = per_token * max(tokens, CONTEXT_STEP) + states
+    if not fits(tokens) or tokens < min(CONTEXT_STEP, context_max):
+        wanted = max(tokens, CONTEXT_STEP)
+        has = max(left(wanted), 0) if pool_bytes is None else pool_bytes
         raise DoesNotFitError(
-            f"a context of {max(tokens, CONTEXT_STEP)} tokens does not fit: it needs {format_size(needed)} of cache, the pool "
-            f"has {format_size(pool)}. At most {fitting // CONTEXT_STEP * CONTEXT_STEP} tokens fit"
+            f"a context of {wanted} tokens does not fit: it needs {format_size(per_token * wanted + states)} of cache, "
+            f"the pool has {format_size(has)}. At most {fitting} tokens fit"
         )
-    if pool_bytes is None:
-        pool = min(room, max(_POOL_CONTEXTS * (per_token * tokens + states), int(limit * _POOL_SHARE)))
+    # Longer pieces far behind than need be cost a part of what is left, so that they are read faster.
+    spare = left(tokens) - (per_token * tokens + states if pool_bytes is None else pool_bytes)
+    most_scores = min(largest_scores, scores(tokens) + int(spare * _SPARE_SHARE))
+    working = activations + scores(tokens, most_scores)
+    if pool_bytes is not None:
+        pool = pool_bytes
+    else:
+        pool = limit - weights_bytes - working - headroom
+        pool = min(pool, max(_POOL_CONTEXTS * (per_token * tokens + states), int(limit * _POOL_SHARE)))
     wires = wires_weights(facts, weights_bytes, wired)
     limits = Limits(limit, min(int(limit * _CACHE_LIMIT_SHARE), _MOST_CACHE), wires)
     note = "--memory-limit" if limit < facts.limit_bytes else "Metal's recommendation" if facts.recommended_bytes else ""
     headroom = limit - weights_bytes - pool - working
-    return MemoryPlan(limit, weights_bytes, pool, working, headroom, tokens, shape, limits, note)
+    return MemoryPlan(
+        limit_bytes=limit,
+        weights_bytes=weights_bytes,
+        pool_bytes=pool,
+        working_bytes=working,
+        headroom_bytes=headroom,
+        context_tokens=tokens,
+        shape=shape,
+        limits=limits,
+        limit_note=note,
+        cell_bytes=cell_bytes,
+        most_scores_bytes=most_scores,
+        scores_bytes=scores(tokens, most_scores),
+    )
 
 
 def refuse_weights(facts: DeviceFacts, weights_bytes: int, model: str, limit_bytes: int | None = None) -> str | None:
@@ -269,15 +357,3 @@ def refuse_weights(facts: DeviceFacts, weights_bytes: int, model: str, limit_byt
     except DoesNotFitError as error:
         return str(error)
     return None
-
-
-def largest_step(step: int, context_tokens: int, attention_heads: int, largest_buffer_bytes: int | None) -> int:
-    """The prefill step, halved until the attention scores of one piece over the whole context fit one Metal buffer.
-
-    Scores are counted as [heads, step, context] in float16, the worst case of an attention that is not fused.
-    """
-    if largest_buffer_bytes is None:
-        return step
-    while step > 32 and attention_heads * step * context_tokens * 2 > largest_buffer_bytes:
-        step //= 2
-    return step

@@ -155,6 +155,10 @@ class Runner(Protocol):
         """
         ...
 
+    def logits(self, cache: int) -> np.ndarray[Any, Any]:
+        """The logits that the next choice of a plain cache's row is made from, float32 `[vocab]`: for checks only."""
+        ...
+
     def take(self, cache: int) -> list[int | None]:
         """Wait for the oldest choice not taken yet: each row's token, None where its logits were not finite."""
         ...
@@ -197,6 +201,10 @@ class Runner(Protocol):
 
     def bytes_of(self, cache: int) -> int:
         """Bytes of all arrays of a cache, unused ends included; what a frozen state holds as well is not counted here."""
+        ...
+
+    def device_failed(self, error: Exception) -> bool:
+        """True where an error is the device's: a watchdog, a lack of memory, a command that was broken off."""
         ...
 
     def clear_unused(self) -> None:

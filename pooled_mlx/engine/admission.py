@@ -18,7 +18,7 @@ from pooled_mlx.core.ports import Prepared
 from pooled_mlx.core.request import Request, Tool
 from pooled_mlx.core.runner import SamplingParameters
 from pooled_mlx.engine.channel import Channel
-from pooled_mlx.engine.row import Bounds, Hook, Pace, Row
+from pooled_mlx.engine.row import Bounds, Hook, Pace, Probe, Row
 from pooled_mlx.grammar.answer import AnswerGrammar, answer_grammar
 from pooled_mlx.grammar.match import CompiledGrammar, Compiler, Constraint, GrammarTokenizer
 from pooled_mlx.prompt.prompt import Prompt, PromptBuilder
@@ -124,6 +124,7 @@ class Payload:
     context_limited: bool
     grammar: CompiledGrammar | None = None
     script: Scripted | None = None
+    probe: Probe | None = None
 
 
 class Admission:
@@ -202,6 +203,8 @@ class Admission:
             hook=script.hook() if script is not None else None,
             forced=script.forced() if script is not None else [],
             projected_bytes=plan.fits(prepared.prompt_tokens, prepared.max_output_tokens).needed_bytes,
+            probe=payload.probe,
+            out=payload.probe.tokens if payload.probe is not None else [],
         )
 
     def _prompt(self, request: Request, context_tokens: int) -> Prompt:

@@ -16,7 +16,6 @@ import numpy as np
 
 from pooled_mlx import __version__, chat_formats
 from pooled_mlx.core.card import ModelCard
-from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.errors import ApiError, ErrorKind, not_ready, queue_full
 from pooled_mlx.core.events import Event
 from pooled_mlx.core.memory import MemoryPlan
@@ -98,11 +97,11 @@ class LocalEngine:
         self._recent: RecentPrompts | None = None
         self._plan: MemoryPlan | None = None
         self._wired_bytes = 0
+        self._pool_share, self._held = 1.0, ""
         self._ready = threading.Event()
         self._state, self._reason = "loading", "The model is loading."
         context = settings.context_tokens or card.context_default
         self._model = ModelInfo(card.id, card.label, context, int(time.time()), "", card.thinking.supported)
-        self._rule: CutRule | None = None
         self._thread = EngineThread(self._make_loop, self._became_ready, self._died, source.leave)
 
     # --- life
@@ -129,23 +128,42 @@ class LocalEngine:
                 _log.warning("the engine has not ended after %s seconds", timeout_seconds)
         self._ready.set()
 
-    def set_pool_share(self, share: float) -> None:
+    def set_pool_share(self, share: float, *, keep_pins: bool = False) -> None:
         """Let the pool keep `share` (0..1) of its budget, from any thread: the system is short of memory, or no longer.
 
-        Takes effect between two steps. Running requests keep what they hold.
+        Takes effect between two steps. Running requests keep what they hold; with `keep_pins` what clients begin with stays
+        too. `/health` says so while it is less than all.
         """
+        part = min(max(share, 0.0), 1.0)
 
         def command(loop: Loop) -> None:
-            loop.set_pool_budget(int(self.plan.pool_bytes * min(max(share, 0.0), 1.0)))
+            loop.set_pool_budget(int(self.plan.pool_bytes * part), keep_pins=keep_pins)
+            what = " and what clients begin with" if keep_pins and part < 1.0 else ""
+            if part != self._pool_share:
+                _log.info("the cache pool may take %.0f %% of its budget%s", 100 * part, what)
+            self._pool_share = part
+            self._held = f"The system is short of memory: the cache pool is held at {part:.0%} of its budget{what}."
 
         self._thread.call(command)
+
+    def pool_share_used(self) -> float:
+        """What the pool and all requests take, as a share of its planned budget; from any thread."""
+        loop = self._thread.loop
+        return loop.pool.used_bytes / max(self.plan.pool_bytes, 1) if loop is not None else 0.0
+
+    def forget(self, client: str) -> None:
+        """End the requests of this client, from any thread, and drop what is stored of them and nobody else goes on from.
+
+        Takes effect between two steps, before anything that is submitted later.
+        """
+        self._thread.call(lambda loop: loop.forget(client))
 
     def _make_loop(self) -> Loop:
         settings = self._settings
         loaded = self._source.load(self._card, self._folder, settings, self._tokens.vocab_size, self._model_is_loaded)
         runner, plan, rule = loaded.runner, loaded.plan, loaded.rule
         pool = Pool(plan.pool_bytes, loaded.fingerprint, divisible=runner.facts.divisible, rule=rule)
-        self._rule, self._plan, self._wired_bytes = rule, plan, loaded.wired_bytes
+        self._plan, self._wired_bytes = plan, loaded.wired_bytes
         self._recent = RecentPrompts(rule, divisible=pool.divisible)
         self._reporter = PoolReporter(pool, self._exact_ids)
         self._model = replace(
@@ -251,7 +269,7 @@ class LocalEngine:
             "ok": self._state != "failed",
             "ready": self._state == "ready",
             "state": self._state,
-            "reason": self._reason or None,
+            "reason": self._reason or self._limited(loop) or None,
             "version": __version__,
             "model": {
                 "id": info.public_id,
@@ -280,7 +298,7 @@ class LocalEngine:
                 "wired_bytes": self._wired_bytes,
             },
             "sampling": self._admission.sampling_facts(),
-            "prefill_step": self._rule.step if self._rule is not None else None,
+            "prefill_step": loop.pool.rule.step if loop is not None else None,
         }
 
     def pool(self) -> Mapping[str, Any]:
@@ -291,6 +309,15 @@ class LocalEngine:
 
     # --- inside
 
+    def _limited(self, loop: Loop | None) -> str:
+        """Why a ready engine is less than it could be, "" where it is not."""
+        parts = [self._held] if self._pool_share < 1.0 else []
+        if loop is not None and loop.counters.halved:
+            parts.append(
+                f"The GPU failed twice within a minute: prompts are read in pieces of {loop.pool.rule.step} tokens now."
+            )
+        return " ".join(parts)
+
     def _check_ready(self) -> None:
         if self._state == "ready":
             return
@@ -300,7 +327,7 @@ class LocalEngine:
 
     def _explain(self, row: Row, match: Match) -> None:
         """Say why the row's prompt was reused so far and not further."""
-        if self._recent is None or self._reporter is None:
+        if self._recent is None or self._reporter is None or row.probe is not None:
             return
         facts = row.prepared.payload.facts
         reason = self._recent.explain(facts, match.tokens, match.matched, self._decode)
@@ -318,7 +345,7 @@ class LocalEngine:
     def _remember(self, row: Row) -> None:
         """Keep the ids of an answer that a client may send back. One cut by a stop string reads otherwise there,
         and without a known start of the answer nothing can be put in its place."""
-        if row.answer.stop is not None or row.prompt.head == 0:
+        if row.answer.stop is not None or row.prompt.head == 0 or row.probe is not None:
             return
         text, reasoning, calls = row.answer.parsed()
         prompt = row.prompt

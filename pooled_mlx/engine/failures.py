@@ -32,6 +32,8 @@ class Counters:
     not_finite: int = 0
     failures: int = 0
     rebuilds: int = 0
+    device_failures: int = 0
+    halved: int = 0
     grammar_failures: int = 0
 
 

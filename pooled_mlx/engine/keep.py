@@ -114,7 +114,7 @@ class Keeper:
             self.ledger.grow(row.cache, len(ids), hold.spare_tokens)
         self._runner.read(row.cache, ids[piece.start : piece.end], last=not hold.pieces)
         row.position = piece.end
-        hold.at_cut = piece.checkpoint or len(piece) == self.pool.rule.step
+        hold.at_cut = piece.checkpoint or len(piece) == self.pool.rule.step_at(piece.start)
         if not row.out:
             row.prefilled_tokens += len(piece)
         if first:  # one that was empty has arrays now
@@ -133,15 +133,19 @@ class Keeper:
         stored = self.ledger.mark(row.cache, hold.parent.end, end)
         if stored is None:
             raise NotFinite(f"the state after token {end} is not finite")
-        segment = self.pool.insert(
-            hold.parent,
-            row.ids[hold.parent.end : end],
-            stored,
-            kind="side" if row.is_side else kind,
-            boundary=row.boundary_at(end, fork=fork),
-            label=row.prepared.request.client,
-            lease=hold.lease,
-        )
+        try:
+            segment = self.pool.insert(
+                hold.parent,
+                row.ids[hold.parent.end : end],
+                stored,
+                kind="side" if row.is_side else kind,
+                boundary=row.boundary_at(end, fork=fork),
+                label=row.prepared.request.client,
+                lease=hold.lease,
+            )
+        except Exception:
+            stored.release()
+            raise
         if segment is None:
             return
         if segment.data is stored:

@@ -116,6 +116,7 @@ class Ledger:
         self.rows: dict[Row, None] = {}
         self.changes = 0
         self._books: dict[int, _Book] = {}
+        self._lost: set[int] = set()
         self._seals = itertools.count(1)
         pool.beside = self
 
@@ -143,10 +144,17 @@ class Ledger:
     def settle(self) -> None:
         """Count what grows, and bring what is there under the budget. Call it when rows, batches or segments changed."""
         self.changes += 1
+        self._close_lost()
         for number, book in self._books.items():
             if not book.sealed:
                 book.bytes = self.runner.bytes_of(number)
         self.pool.make_room(0)
+
+    def _close_lost(self) -> None:
+        """A cache that nobody writes to any more and that could not be closed is tried again."""
+        lost, self._lost = self._lost, set()
+        for number in lost:
+            self.close(number)
 
     def trim(self, target_bytes: int) -> None:
         """Free slack until the pool uses at most `target_bytes`: what nothing can reopen first, then by age."""
@@ -250,7 +258,11 @@ class Ledger:
         path = [stored_of(segment) for segment in match.path]
         state = path[-1].state if path and match.partial is None else None
         if claim is not None and path and path[-1].span == Span(claim, path[-1].span.lo, self._books[claim].end or -1):
-            self.runner.reopen(claim, state)
+            try:
+                self.runner.reopen(claim, state)
+            except Exception:
+                self.unclaim(claim)
+                raise
             book = self._books[claim]
             copies = [stored for stored in book.copies if stored.held]
             book.claimed, book.sealed, book.end, book.copies = False, 0, None, []
@@ -345,7 +357,12 @@ class Ledger:
         if not book.named:
             self.free(cache)
             return
-        self._seal(cache)
+        try:
+            self._seal(cache)
+        except Exception:  # what the segments need of it stays readable; the next count tries again
+            _log.exception("a cache could not be closed")
+            self._lost.add(cache)
+            return
         if end is not None and any(stored.span.hi == end for stored in book.named):
             book.end, book.copies = end, list(copies)
         elif book.rest_bytes > book.named_bytes:  # nothing can reopen it, and little is copied to free much

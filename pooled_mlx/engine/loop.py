@@ -33,6 +33,8 @@ _SETTLE_EVERY = 64  # decode steps between counts of what growing caches take
 _WORD_BITS = 32
 _MOST_UNREAD = 24
 """Tokens that may wait to be read together with the next draft; more are read in a pass of their own."""
+_DEVICE_FAILURES, _DEVICE_SECONDS = 2, 60.0
+"""So many failures of the device within so many seconds halve the pieces of prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Loop:
         self._skipped = 0
         self._next_batch = 0
         self._since_clear = 0
+        self._device_failed: list[float] = []
 
     # --- what others ask
 
@@ -134,9 +137,18 @@ class Loop:
         if ahead or len(self.running) >= self.settings.max_running:
             row.channel.put(Queued(ahead))
 
-    def set_pool_budget(self, budget_bytes: int) -> None:
-        """Change what the pool may take and give back what is freed at once."""
-        self.pool.set_budget(budget_bytes)
+    def forget(self, client: str) -> None:
+        """End the requests of this client, and drop what is stored of them and nobody else goes on from."""
+        for row in (*self.waiting, *self.running):
+            if row.prepared.request.client == client:
+                row.channel.cancel()
+        self._drop_cancelled()
+        self.pool.forget(client)
+        self.ledger.settle()
+
+    def set_pool_budget(self, budget_bytes: int, *, keep_pins: bool = False) -> None:
+        """Change what the pool may take and give back what is freed at once; see `Pool.set_budget`."""
+        self.pool.set_budget(budget_bytes, keep_pins=keep_pins)
         self.ledger.settle()
         self.runner.clear_unused()
 
@@ -262,6 +274,8 @@ class Loop:
                 self.reading.remove(row)
                 row.plan_forced()
                 assert row.cache is not None
+                if row.probe is not None and not row.out:
+                    row.probe.logits = self.runner.logits(row.cache)
                 self.runner.choose(row.cache, [row.shape(0, self._words)])
                 self._start_writing(row)
         except EngineDead:
@@ -415,7 +429,7 @@ class Loop:
         unread, left = row.unread, row.max_tokens - len(row.out)
         if row.is_over or len(unread) > _MOST_UNREAD:
             return False
-        forced = row.forced[: min(self.pool.rule.step, left)]
+        forced = row.forced[: min(self.pool.rule.step_at(row.position), left)]
         draft = self._draft(row, forced, left - len(forced) - 1) if unread or forced else []
         ids = [*unread, *forced, *draft]
         if not (forced or draft) or len(ids) < 2:
@@ -426,8 +440,10 @@ class Loop:
         del row.forced[: len(forced)]
         right = len(unread)
         for token in forced:
+            if row.is_over:
+                break
             self._take_all([row], [token])
-            right += not row.is_over
+            right += 1
         self._plan([row])
         if not row.is_over:
             right += self._judge(row, cache, draft)
@@ -568,11 +584,36 @@ class Loop:
         """A step failed for all these rows: read each one's tokens again, once; then give up on it."""
         for row in self._failures.failed(rows, error):
             self._read_again(row)
+        if self.runner.device_failed(error):
+            self._count_device_failure()
         self.ledger.sweep({row.cache for row in self.running})
         try:
             self.runner.reset(self.ledger.caches)
         except Exception as failure:
             raise EngineDead(f"the model no longer runs: {failure}") from failure
+
+    def _count_device_failure(self) -> None:
+        """After two failures of the device within a minute, pieces are halved: shorter commands are what it may need."""
+        now = self._clock()
+        self.counters.device_failures += 1
+        self._device_failed = [*(at for at in self._device_failed if now - at <= _DEVICE_SECONDS), now]
+        rule = self.pool.rule.halved()
+        if len(self._device_failed) < _DEVICE_FAILURES or rule == self.pool.rule:
+            return
+        _log.error("the device failed %d times within a minute: pieces have %d tokens now", _DEVICE_FAILURES, rule.step)
+        self.counters.halved += 1
+        self._device_failed = []
+        # What the others read was cut by the old rule: nothing of it may meet what is cut by the new one.
+        others = [row for row in self.running if row.cache is not None or row.stage is not Stage.READING]
+        self.reading = [row for row in self.reading if row not in others]
+        self.batches, self.parked = [], []
+        for row in others:
+            row.cache = None
+            if row.finish is not None:
+                self.keeper.close(row, None)
+            else:
+                self._read_again(row)
+        self.pool.recut(rule)
 
     def _read_again(self, row: Row) -> None:
         self.keeper.read_again(row, self._clock())

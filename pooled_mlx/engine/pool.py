@@ -123,6 +123,7 @@ class Pool:
         self.beside: Beside = Nothing()
         self.counters: Counter[str] = Counter()
         self.pins: OrderedDict[str, Segment] = OrderedDict()
+        self._highest = Tier.PINNED
         self._abandoned = Abandoned()
 
     @property
@@ -250,10 +251,20 @@ class Pool:
             return False
         return self._shrink(target)
 
-    def set_budget(self, budget_bytes: int) -> bool:
-        """Change the budget and evict down to it. False if leased and live bytes alone are above it."""
+    def set_budget(self, budget_bytes: int, *, keep_pins: bool = False) -> bool:
+        """Change the budget and evict down to it. False if leased and live bytes alone are above it.
+
+        With `keep_pins` what clients begin with stays beyond it, until the budget is set again.
+        """
         self.budget_bytes = budget_bytes
+        self._highest = Tier.SHARED if keep_pins else Tier.PINNED
         return self._shrink(budget_bytes)
+
+    def recut(self, rule: CutRule) -> None:
+        """Forget everything and cut by another rule from now on: nothing stored by one fits prompts cut by the other."""
+        self.clear()
+        self.rule = rule
+        self.root = Segment(None, frozen([]), NoData(), root_key=hashlib.sha256(self.root.key + repr(rule).encode()).digest())
 
     def drop(self, segment: Segment, why: str) -> int:
         """Take a segment and everything below it out of the pool, leased or not. Returns the number of segments dropped."""
@@ -265,6 +276,13 @@ class Pool:
         self.counters[f"dropped: {why}"] += len(dropped)
         self._prune(segment.parent)
         return len(dropped)
+
+    def forget(self, label: str) -> None:
+        """Take out what clients of this `label` stored, but what is leased or others have gone on from."""
+        while ends := [leaf for leaf in self.leaves() if leaf.label == label and not leaf.leases]:
+            for leaf in ends:
+                if leaf.held:
+                    self.drop(leaf, "forgotten")
 
     def clear(self) -> None:
         """Take everything out of the pool, leased or not."""
@@ -324,6 +342,7 @@ class Pool:
 
         What ranks lowest goes first, and nothing above tier `highest`.
         """
+        highest = min(highest, self._highest)
         if self.used_bytes - self.beside.slack_bytes <= target_bytes:
             self.beside.trim(target_bytes)
             return self.used_bytes <= target_bytes

@@ -83,7 +83,12 @@ def pool_report(pool: Pool, exact_ids: ExactIds, now: float, notes: Mapping[byte
         ],
         "exact_ids": {"answers": len(exact_ids), "bytes": exact_ids.bytes, "budget_bytes": exact_ids.budget_bytes},
         "divisible": pool.divisible,
-        "cut_rule": {"step": pool.rule.step, "spacing": pool.rule.spacing, "minimum": pool.rule.minimum},
+        "cut_rule": {
+            "step": pool.rule.step,
+            "spacing": pool.rule.spacing,
+            "minimum": pool.rule.minimum,
+            "shrinks": [list(shrink) for shrink in pool.rule.shrinks],
+        },
         "counters": dict(pool.counters),
     }
 
@@ -189,6 +194,8 @@ class Facts:
 
     def submitted(self, row: Row) -> None:
         """A row was accepted."""
+        if row.probe is not None:
+            return
         with self._lock:
             self._live[row.id] = row
 
@@ -205,6 +212,8 @@ class Facts:
 
     def token(self, row: Row, count: int) -> None:
         """Count tokens into the second they came in."""
+        if row.probe is not None:
+            return
         now = int(time.time())
         with self._lock:
             if self._per_second and self._per_second[-1][0] == now:
@@ -213,6 +222,8 @@ class Facts:
 
     def ended(self, row: Row, error: ApiError | None) -> None:
         """The row is over."""
+        if row.probe is not None:
+            return
         now = time.monotonic()
         cancelled = error is None and row.finish is None
         record = {

@@ -127,6 +127,18 @@ class Hold:
 
 
 @dataclass(slots=True, eq=False)
+class Probe:
+    """What a check sees of its row: the logits after the prompt, float32 `[vocab]`, and the tokens of the answer.
+
+    A row with a probe is nobody's request: it is counted and reported nowhere, and nothing of it is remembered but its
+    segments, until `Loop.forget`.
+    """
+
+    logits: np.ndarray[Any, Any] | None = None
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class Row:
     """Everything about one running request. Owned by the engine thread from submission on.
 
@@ -146,6 +158,7 @@ class Row:
     constraint: Constraint | None = None
     hook: Hook | None = None
     forced: list[int] = field(default_factory=list)
+    probe: Probe | None = None
 
     stage: Stage = Stage.WAITING
     times: Times = field(default_factory=Times)
@@ -307,7 +320,7 @@ class Row:
         """What decides the next token, and the one after each of `draft`, none of them taken yet; fewer where the draft cannot
         go on.
         """
-        constraint = self.constraint.copy() if self.constraint is not None else None
+        constraint = self.constraint.copy() if self.constraint is not None and draft else self.constraint
         shapes: list[Shape] = []
         due = list(self.forced)
         try:

@@ -226,7 +226,7 @@ def longest_match(root: Segment, ids: Ids, limit: int, rule: CutRule, *, divisib
                 if child.end > tokens and child.has_state:
                     deepest, tokens, partial = child, child.end, None
             elif divisible:
-                usable = min(common, limit - child.start) // rule.step * rule.step
+                usable = rule.floor(child.start, min(child.start + common, limit)) - child.start
                 if child.start + usable > tokens and usable > 0:
                     deepest, tokens, partial = node, child.start + usable, (child, usable)
     return Match(deepest.path(), tokens, partial, matched)

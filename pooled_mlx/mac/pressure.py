@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-RECOVERY_SECONDS = 60.0
-"""The pressure must have been gone this long before the pool may grow again."""
+STEP_SECONDS = 20.0
+"""The system must have been calm this long before the pool may grow by a step."""
+TRIM_SECONDS = 10.0
+"""Between two trims: the system takes a moment to say whether the last one was enough."""
+STEPS = (0.25, 0.5, 1.0)
+"""Shares of its budget over which the pool grows back. A warning alone leaves it the first one."""
+TRIM_SHARE = 0.125
+"""What a warning takes at a time, of the budget."""
 
 
 class Pressure(IntEnum):
@@ -22,8 +30,15 @@ class Pressure(IntEnum):
     CRITICAL = 4
 
 
-POOL_SHARE = {Pressure.NORMAL: 1.0, Pressure.WARNING: 0.5, Pressure.CRITICAL: 0.0}
-"""The share of its budget that the pool may keep. Requests that run keep what they hold."""
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What the pool may have: a share of its budget (1: all), and what clients begin with (system + tools) beyond it.
+
+    Requests that run keep what they hold.
+    """
+
+    share: float = 1.0
+    keeps_pins: bool = True
 
 
 def read_mac_pressure() -> Pressure:
@@ -59,26 +74,27 @@ def read_linux_pressure(path: Path = Path("/proc/pressure/memory")) -> Pressure:
 
 
 class PressureWatch:
-    """Calls `on_share` with the share of its budget that the pool may keep, whenever that changes.
+    """Calls `on_hold` with what the pool may have, whenever that changes.
 
-    It shrinks at once and grows back only after `RECOVERY_SECONDS` without pressure. `look` is called about once a second,
-    by `start`'s own thread or by anyone who has a timer.
+    A warning trims what is in use by an eighth of the budget, again and again until the system is content, down to a quarter.
+    At a critical level everything goes but what clients begin with, and that too if the level stays. The pool grows back in
+    steps while the system is calm. `used` is the share of the budget in use now. `look` is called about once a second, by
+    `start`'s own thread or by anyone who has a timer.
     """
 
     def __init__(
         self,
         read: Callable[[], Pressure],
-        on_share: Callable[[float, Pressure], None],
+        on_hold: Callable[[Hold, Pressure], None],
         *,
+        used: Callable[[], float] = lambda: 1.0,
         warn: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read = read
-        self._on_share = on_share
-        self._warn = warn
-        self._clock = clock
-        self._share = 1.0
-        self._calm_since: float | None = None
+        self._read, self._on_hold, self._used, self._warn, self._clock = read, on_hold, used, warn, clock
+        self._hold = Hold()
+        self._changed = -math.inf
+        self._since: tuple[Pressure, float] = (Pressure.NORMAL, -math.inf)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.level = Pressure.NORMAL
@@ -90,18 +106,26 @@ class PressureWatch:
         except (OSError, ValueError) as error:
             self._warn(f"memory pressure cannot be watched: {error}")
             return False
-        wanted = POOL_SHARE[self.level]
         now = self._clock()
-        if wanted < self._share:
-            self._set(wanted)
-        if wanted > self._share:
-            if self._calm_since is None:
-                self._calm_since = now
-            elif now - self._calm_since >= RECOVERY_SECONDS:
-                self._set(wanted)
-        else:
-            self._calm_since = None
+        if self._since[0] != self.level:
+            self._since = (self.level, now)
+        hold = self._next(now - max(self._since[1], self._changed))
+        if hold != self._hold:
+            self._hold, self._changed = hold, now
+            self._on_hold(hold, self.level)
         return True
+
+    def _next(self, seconds: float) -> Hold:
+        """What the pool may have from now on; for `seconds` neither the level nor that has changed."""
+        share, first = self._hold.share, STEPS[0]
+        if self.level is Pressure.CRITICAL:
+            return Hold(0.0, keeps_pins=share > 0.0 or (self._hold.keeps_pins and seconds < TRIM_SECONDS))
+        if self.level is Pressure.WARNING and share >= first:
+            due = share == 1.0 or seconds >= TRIM_SECONDS
+            return Hold(max(first, min(share, self._used()) - TRIM_SHARE)) if due and share > first else self._hold
+        if seconds < STEP_SECONDS or share == 1.0:
+            return self._hold
+        return Hold(first if self.level is Pressure.WARNING else next(step for step in STEPS if step > share))
 
     def start(self, interval_seconds: float = 1.0) -> None:
         """Look at the pressure in a thread of its own until `close`."""
@@ -118,11 +142,6 @@ class PressureWatch:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-
-    def _set(self, share: float) -> None:
-        self._share = share
-        self._calm_since = None
-        self._on_share(share, self.level)
 
 
 def system_pressure(platform: str = sys.platform) -> Callable[[], Pressure]:

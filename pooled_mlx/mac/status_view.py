@@ -52,7 +52,7 @@ def _head(seen: Look) -> RenderableType:
     if facts.uptime_seconds is not None:
         head.append(f"  up {seconds_text(facts.uptime_seconds)}", style="dim")
     lines: list[RenderableType] = [head]
-    if facts.reason and not facts.ready and facts.state != "stopped":
+    if facts.reason and facts.state != "stopped":
         lines.append(Text(facts.reason, style="yellow"))
     if facts.state == "locked":
         lines.append(Text("Give it with --token-file or POOLED_TOKEN.", style="dim"))

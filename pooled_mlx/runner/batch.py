@@ -57,7 +57,7 @@ def join(sources: Sequence[tuple[Buffer, bool]], trims: Sequence[Ranges | None])
             buffer.caches, buffer.layers, buffer.kinds = [], [], []
         else:
             buffer.seal()
-    return Buffer(caches)
+    return Buffer(caches, live=True)
 
 
 def extract(batch: Buffer, place: int) -> Buffer:
@@ -66,7 +66,7 @@ def extract(batch: Buffer, place: int) -> Buffer:
     for layer in layers_of(caches):
         kind_of(layer).left(layer)
     mx.eval(arrays_in(caches))
-    return Buffer(caches)
+    return Buffer(caches, live=True)
 
 
 def keep_rows(batch: Buffer, places: Sequence[int]) -> None:

@@ -42,22 +42,24 @@ class Evaluation:
 
 
 class State:
-    """The frozen state of every layer but attention at one token."""
+    """The frozen state of every layer but attention at one token. `held` until it is given up."""
 
     def __init__(self, layers: list[Any]) -> None:
         self.layers = layers
         self.bytes = bytes_of(layers)
+        self.held = True
 
 
 class Buffer:
-    """The layers of one cache: of one row, or of a batch (which has no spans)."""
+    """The layers of one cache: of one row, or of a batch (which has no spans). `live`: something was read into them."""
 
-    def __init__(self, caches: list[Any]) -> None:
+    def __init__(self, caches: list[Any], *, live: bool = False) -> None:
         self.caches = caches
         self.layers = layers_of(caches)
         self.kinds = [kind_of(layer) for layer in self.layers]
-        self.owns_state = False
-        """The live state is not the one frozen or restored last: something was read since."""
+        self._live = live
+        self._frozen: State | None = None
+        """What was frozen or restored last, if nothing was read since: the live state is the same arrays."""
         self._ranges: list[Ranges | None] = [None] * len(self.layers)
         self._measured: tuple[Any, int] = (None, 0)
 
@@ -67,8 +69,12 @@ class Buffer:
         """The state at the end."""
         state = State([None if kind.cuttable else kind.state(layer) for kind, layer in self._pairs()])
         mx.eval(arrays_in(state.layers))
-        self.owns_state = False
+        self._live, self._frozen = True, state
         return state
+
+    def advances(self) -> None:
+        """Something is read: the live state is the cache's own from here on."""
+        self._live, self._frozen = True, None
 
     def restore(self, state: State | None) -> None:
         """Take over a frozen state."""
@@ -76,7 +82,7 @@ class Buffer:
             for (kind, layer), frozen in zip(self._pairs(), state.layers, strict=True):
                 if not kind.cuttable:
                     kind.restore(layer, frozen)
-        self.owns_state = False
+        self._live, self._frozen = state is not None, state
 
     def reopen(self, state: State | None) -> None:
         """Go on at the end of a sealed buffer that has let go of nothing but its room."""
@@ -130,7 +136,7 @@ class Buffer:
         for kind, layer in self._pairs():
             if not kind.cuttable:
                 kind.clear(layer)
-        self.owns_state = False
+        self._live, self._frozen = False, None
 
     def was_cut(self, index: int) -> bool:
         """True when the layer has let go of something."""
@@ -173,7 +179,8 @@ class Buffer:
     @property
     def bytes(self) -> int:
         """Bytes of all arrays, without a live state that a frozen one shares."""
-        counted = [(kind, layer) for kind, layer in self._pairs() if kind.cuttable or self.owns_state]
+        owns_state = self._live and not (self._frozen is not None and self._frozen.held)
+        counted = [(kind, layer) for kind, layer in self._pairs() if kind.cuttable or owns_state]
         marks = [kind.size_mark(layer) for kind, layer in counted]
         if self._measured[0] != marks or -1 in marks:
             self._measured = (marks, bytes_of([layer for _, layer in counted]))

@@ -11,6 +11,17 @@ from pooled_mlx.core.memory import DeviceFacts
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
+DEVICE_ERRORS = (
+    "command buffer",
+    "kiogpu",
+    "[metal",
+    "insufficient memory",
+    "out of memory",
+    "[malloc",
+    "unable to allocate",
+)
+"""What the messages of errors hold that are the device's own, in lower case: Metal's, and those of MLX's allocators."""
+
 
 class DeviceReader(Protocol):
     """Reads the facts of a machine; tests hand in recorded ones."""

@@ -19,6 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+from pooled_mlx.core.memory import score_cell_bytes
+
 _log = logging.getLogger("pooled.engine")
 
 
@@ -106,6 +108,11 @@ def memory_now() -> MemoryNow:
     return MemoryNow(mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
 
 
+def forget_peak() -> None:
+    """The most that MLX held counts from now on."""
+    mx.reset_peak_memory()
+
+
 def finish_work() -> None:
     """Wait for what this thread still computes and end its streams. A thread that used MLX calls this last: a stream of an
     ended thread makes the process abort at its exit.
@@ -185,6 +192,14 @@ class LoadedModel:
             layers, output = self.parts
             logits = output(layers(ids, cache=cache)[:, -places:])
         return logits[:, 0] if places == 1 else logits[0]
+
+    def score_cell_bytes(self, has_metal: bool) -> int:
+        """See `core.memory.score_cell_bytes`; a model that does not say the size of its heads is taken for one without a
+        kernel."""
+        text = _text_config(self.config)
+        heads = int(text.get("num_attention_heads") or 0)
+        head_dim = int(text.get("head_dim") or (heads and (text.get("hidden_size") or 0) // heads))
+        return score_cell_bytes(heads, head_dim, has_metal)
 
     def largest_piece(self, step: int) -> int:
         """The prefill piece that is safe for this model, at most `step` tokens."""

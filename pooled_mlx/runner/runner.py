@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from pooled_mlx.core.memory import CacheShape
 from pooled_mlx.core.runner import Mark, Ranges, Run, RunnerFacts, SamplingParameters, Shape, Span
 from pooled_mlx.runner import batch
 from pooled_mlx.runner.buffers import Buffer, Evaluation, State
+from pooled_mlx.runner.calibrate import PieceTimes
+from pooled_mlx.runner.devices import DEVICE_ERRORS
 from pooled_mlx.runner.layers import STEP, arrays_in, bytes_of, kind_of, layers_of
 from pooled_mlx.runner.model import LoadedModel, mx
 from pooled_mlx.runner.sampler import BatchSampler
@@ -36,10 +39,13 @@ class _Open:
 
 
 class MlxRunner:
-    """Satisfies `core.runner.Runner`. `known_tokens` is the number of ids that the tokenizer knows, None for all."""
+    """Satisfies `core.runner.Runner`. `known_tokens` is the number of ids that the tokenizer knows, None for all; `times` is
+    told how long pieces of prompts take.
+    """
 
-    def __init__(self, model: LoadedModel, known_tokens: int | None = None) -> None:
+    def __init__(self, model: LoadedModel, known_tokens: int | None = None, times: PieceTimes | None = None) -> None:
         self.model, self._known_tokens = model, known_tokens
+        self.times = times or PieceTimes(0, 0)
         self._buffers: dict[int, Buffer] = {}
         self._open: dict[int, _Open] = {}
         self._states: dict[int, State] = {}
@@ -96,7 +102,8 @@ class MlxRunner:
 
     def read(self, cache: int, ids: np.ndarray[Any, Any], *, last: bool) -> None:
         buffer, open_ = self._buffers[cache], self._open[cache]
-        buffer.owns_state = True
+        buffer.advances()
+        began = time.monotonic()
         chunk = mx.array(ids)[None]
         if last:
             open_.logits = self.model.last_logits(chunk, buffer.caches)
@@ -104,6 +111,7 @@ class MlxRunner:
         else:
             self.model.forward(chunk, buffer.caches)
             mx.eval(arrays_in(buffer.caches))
+            self.times.add(len(ids), time.monotonic() - began)
 
     def mark(self, cache: int, lo: int, hi: int) -> Mark:
         buffer = self._buffers[cache]
@@ -112,14 +120,18 @@ class MlxRunner:
             return Mark(delta_bytes, None, 0, self.finite([Span(cache, lo, hi)], None))
         number, state = next(self._numbers), buffer.freeze()
         self._states[number] = state
-        return Mark(delta_bytes, number, state.bytes, self.finite([Span(cache, lo, hi)], number))
+        try:
+            return Mark(delta_bytes, number, state.bytes, self.finite([Span(cache, lo, hi)], number))
+        except Exception:
+            self.drop(number)
+            raise
 
     # --- passes
 
     def step(self, cache: int, runs: Sequence[Run], shapes: Sequence[Shape] | None = None, *, places: int = 1) -> None:
         """See `Runner.step`. In one pass all runs are unread tokens or all are told, and of one length."""
         buffer, open_ = self._buffers[cache], self._open[cache]
-        buffer.owns_state = True
+        buffer.advances()
         if runs[0] is None:
             assert open_.last is not None, "no token was chosen"
             open_.logits = self.model.forward(open_.last[:, None], buffer.caches)[:, -1]
@@ -141,6 +153,12 @@ class MlxRunner:
         mx.async_eval(*chosen)
         open_.chosen.append(chosen)
         open_.last, open_.logits = chosen[0], None
+
+    def logits(self, cache: int) -> np.ndarray[Any, Any]:
+        """See `Runner.logits`."""
+        logits = self._open[cache].logits
+        assert logits is not None, "there is nothing to choose from"
+        return np.array(logits[0].astype(mx.float32))
 
     def take(self, cache: int) -> list[int | None]:
         chosen, finite = self._open[cache].chosen[0]
@@ -227,7 +245,8 @@ class MlxRunner:
         self._buffers.pop(cache, None)
 
     def drop(self, state: int) -> None:
-        self._states.pop(state, None)
+        if (dropped := self._states.pop(state, None)) is not None:
+            dropped.held = False
 
     def finite(self, spans: Sequence[Span], state: int | None) -> bool:
         arrays = arrays_in(self._states[state].layers) if state is not None else []
@@ -240,6 +259,10 @@ class MlxRunner:
     def bytes_of(self, cache: int) -> int:
         """See `Runner.bytes_of`."""
         return self._buffers[cache].bytes
+
+    def device_failed(self, error: Exception) -> bool:
+        """See `Runner.device_failed`."""
+        return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in DEVICE_ERRORS)
 
     def clear_unused(self) -> None:
         """See `Runner.clear_unused`."""

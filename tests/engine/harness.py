@@ -148,6 +148,7 @@ def make_loop(
     step: int = 64,
     spacing: int = 256,
     minimum: int = 64,
+    shrinks: tuple[tuple[int, int], ...] = (),
     budget: int = 1 << 30,
     remember: Callable[[Row], None] = lambda row: None,
     explain: Callable[[Row, Match], None] = lambda row, match: None,
@@ -159,7 +160,7 @@ def make_loop(
     """A loop with its own pool."""
     return loop_on(
         MlxRunner(model, known_tokens),
-        CutRule(step, spacing, min(minimum, step)),
+        CutRule(step, spacing, min(minimum, step), shrinks),
         budget,
         remember=remember,
         explain=explain,
@@ -210,6 +211,8 @@ def assert_idle(loop: Loop) -> None:
     assert loop.ledger.live_bytes == 0
     drop_slack(loop)
     assert loop.ledger.slack_bytes == 0
+    entries = {entry for book in loop.ledger._books.values() for entry in book.named}
+    assert entries == {stored_of(segment) for segment in loop.pool.segments()}
     for segment in loop.pool.segments():
         assert loop.runner.finite([stored_of(segment).span], stored_of(segment).state)
 

@@ -38,8 +38,8 @@ def ask(loop: Loop, ids: np.ndarray, boundaries: tuple[int, ...], most: int = 6)
     return Result(row, kept[0])
 
 
-def new_loop(model: LoadedModel) -> Loop:
-    return make_loop(model, step=STEP, spacing=SPACING, minimum=MINIMUM)
+def new_loop(model: LoadedModel, shrinks: tuple[tuple[int, int], ...] = ()) -> Loop:
+    return make_loop(model, step=STEP, spacing=SPACING, minimum=MINIMUM, shrinks=shrinks)
 
 
 def conversation(length: int, seed: int) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -68,6 +68,27 @@ def test_warm_equals_cold_at_every_length_around_the_borders(model: LoadedModel)
         assert np.array_equal(warm.logits, cold.logits), f"length {length}, resumed at {warm.row.cached_tokens}"
         assert warm.row.out == cold.row.out
     assert reused > 50 * len(LENGTHS)
+
+
+def test_warm_equals_cold_where_the_pieces_shrink(model: LoadedModel) -> None:
+    """The step goes from 32 to 16 and 8 on the way; both turns of a conversation end around both places."""
+    shrinks = ((60, 16), (150, 8))
+    reused = 0
+    for length in (*range(57, 80, 3), *range(146, 182, 5)):
+        first, marks = conversation(length, seed=length)
+        longer = np.concatenate([first[: length - 2], tokens(110, seed=1000 + length)])
+        more = (*marks, length - 2, len(longer) - 2)
+        loop = new_loop(model, shrinks)
+        ask(loop, first, (*marks, length - 2), most=1)
+        warm = ask(loop, longer, more)
+        again = ask(loop, longer[:-7], more)
+        cold = ask(new_loop(model, shrinks), longer, more)
+        short = ask(new_loop(model, shrinks), longer[:-7], more)
+        reused += warm.row.cached_tokens
+        assert np.array_equal(warm.logits, cold.logits), f"length {length}, resumed at {warm.row.cached_tokens}"
+        assert np.array_equal(again.logits, short.logits), f"length {length}, resumed at {again.row.cached_tokens}"
+        assert warm.row.out == cold.row.out
+    assert reused > 50 * 16
 
 
 def test_a_wrong_prefix_would_show(model: LoadedModel) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.events import Failed, Finished, Text
 from pooled_mlx.engine.loop import Loop
 from pooled_mlx.engine.row import Row
 from pooled_mlx.runner.model import LoadedModel, mx
-from tests.engine.harness import ModelProxy, PlainAnswer, assert_idle, drive, make_loop, make_row, run, solo_greedy
+from tests.counting_runner import CountingRunner, answer
+from tests.engine.harness import ModelProxy, PlainAnswer, assert_idle, drive, loop_on, make_loop, make_row, run, solo_greedy
 from tests.engine.test_loop import FailingModel
 from tests.pool_fakes import Clock
 from tests.tiny_models import ARCHITECTURES, llama, tokens
@@ -53,6 +55,19 @@ def together(loop: Loop, *rows: Row) -> Callable[[], bool]:
 
 
 # --- the pass that is queued ahead
+
+
+@pytest.mark.parametrize("divisible", [True, False])
+def test_a_plain_row_always_has_the_pass_after_next_queued_before_a_token_is_taken(divisible: bool) -> None:
+    calls: list[str] = []
+    runner = CountingRunner(divisible=divisible, fail=calls.append)
+    row = make_row(tokens(20, seed=4), 6)
+    run(loop_on(runner, CutRule(64, 256), token_bytes=64), row)
+    assert row.out == answer(row.prompt.ids.tolist(), 6)
+    decoded = calls[calls.index("choose") :]
+    # The first token does not wait for the pass after it; from then on a pass and its choice are queued, then one is taken.
+    first, ahead = ["choose", "take", "step", "choose"], ["step", "choose", "take"]
+    assert decoded[: 4 + 3 * 5] == [*first, *ahead * 5]
 
 
 class Log(PlainAnswer):

@@ -275,7 +275,10 @@ def test_the_pool_gives_back_memory_and_gets_it_again(rooms: Rooms) -> None:
     assert room.wait_ready(WAIT_SECONDS)
     on_engine(room, lambda loop: None)
     assert room.health()["memory"]["pool_budget_bytes"] == room.plan.pool_bytes // 2
+    assert room.health()["reason"] == "The system is short of memory: the cache pool is held at 50% of its budget."
+    assert room.health()["ready"]
     answers(room, [request()])
+    assert 0 < room.pool_share_used() < 0.5
     on_engine(room, lambda loop: None)
     assert room.health()["memory"]["pool_bytes"] > 0
 
@@ -292,8 +295,39 @@ def test_the_pool_gives_back_memory_and_gets_it_again(rooms: Rooms) -> None:
         room.set_pool_share(share)
         on_engine(room, lambda loop: None)
         assert room.health()["memory"]["pool_budget_bytes"] == part * room.plan.pool_bytes
+        assert (room.health()["reason"] is None) == bool(part)
     answers(room, [request()])
     assert fold(answers(room, [request()])[0]).usage.cached_tokens > 0
+
+
+def test_what_clients_begin_with_stays_while_the_system_lets_us(rooms: Rooms) -> None:
+    room = rooms.ready()
+    turns = (
+        Turn("system", "You are an agent that counts. " * 40),
+        Turn("user", "Count."),
+        Turn("assistant", "1"),
+        Turn("user", "On."),
+    )
+    answers(room, [Request("agent", turns, max_output_tokens=20, client="agent")])
+    room.set_pool_share(0.0, keep_pins=True)
+    on_engine(room, lambda loop: None)
+    assert "0% of its budget and what clients begin with." in room.health()["reason"]
+    assert room.health()["memory"]["pool_bytes"] > 0
+    room.set_pool_share(0.0)
+    on_engine(room, lambda loop: None)
+    assert room.health()["memory"]["pool_bytes"] == 0
+    room.set_pool_share(1.0, keep_pins=True)
+    on_engine(room, lambda loop: None)
+    assert room.health()["reason"] is None
+
+
+def test_a_device_that_fails_twice_is_said_in_health(rooms: Rooms) -> None:
+    room = rooms.ready()
+    on_engine(room, lambda loop: [loop._count_device_failure() for _ in range(2)])
+    health = room.health()
+    assert health["reason"] == "The GPU failed twice within a minute: prompts are read in pieces of 32 tokens now."
+    assert (health["ok"], health["ready"], health["prefill_step"]) == (True, True, 32)
+    assert fold(answers(room, [request()])[0]).text == SAID
 
 
 def test_an_answer_that_a_stop_string_cut_is_read_as_the_client_has_it(rooms: Rooms) -> None:

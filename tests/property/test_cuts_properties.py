@@ -9,7 +9,13 @@ from pooled_mlx.core.cuts import CutRule, checkpoints, pieces, resume_positions
 @st.composite
 def rules(draw: st.DrawFn) -> CutRule:
     minimum = draw(st.integers(1, 80))
-    return CutRule(draw(st.integers(1, 200)), draw(st.integers(minimum, 300)), minimum)
+    step = draw(st.integers(1, 200))
+    shrinks: list[tuple[int, int]] = []
+    for position in sorted(draw(st.sets(st.integers(1, 500), max_size=3))):
+        before = shrinks[-1][1] if shrinks else step
+        if smaller := [size for size in range(1, before) if before % size == 0]:
+            shrinks.append((position, draw(st.sampled_from(smaller))))
+    return CutRule(step, draw(st.integers(minimum, 300)), minimum, tuple(shrinks))
 
 
 lengths = st.integers(1, 600)
@@ -61,7 +67,7 @@ def test_pieces_cover_exactly_what_is_left(boundaries: list[int], length: int, s
     assert result[0].start == start
     assert result[-1].end == length
     assert all(before.end == after.start for before, after in pairwise(result))
-    assert all(1 <= len(piece) <= rule.step for piece in result)
+    assert all(1 <= len(piece) <= rule.step_at(piece.start) for piece in result)
     cut = [piece.end for piece in result if piece.checkpoint]
     missing = [p for p in kept if p > start and p not in cut]
     assert set(cut) <= set(kept)
@@ -79,6 +85,13 @@ def test_warm_pieces_are_cold_pieces(boundaries: list[int], length: int, rule: C
         resumable += [p for p in resume_positions(start, end, rule) if p < length]
     for start in resumable:
         assert pieces(start, kept, length, rule) == tuple(piece for piece in cold if piece.start >= start)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 600), st.integers(0, 600), rules())
+def test_the_grid_is_where_whole_pieces_end(anchor: int, more: int, rule: CutRule):
+    ends = [anchor, *resume_positions(anchor, anchor + more + 1, rule)]
+    assert rule.floor(anchor, anchor + more) == ends[-1]
 
 
 @settings(deadline=None)

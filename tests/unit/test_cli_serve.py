@@ -134,6 +134,19 @@ def test_serves_until_interrupted(rooms: list[FakeRoom], free_port: int, monkeyp
         assert text in shown
 
 
+@pytest.mark.parametrize(("flags", "state"), [([], "waiting"), (["--no-self-check"], "off")])
+def test_the_self_check_waits_and_hears_of_every_request(
+    flags: list[str], state: str, rooms: list[FakeRoom], free_port: int, monkeypatch: pytest.MonkeyPatch
+):
+    came: list[int] = []
+    monkeypatch.setattr(running.QuietCheck, "request_came", lambda self: came.append(1))
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    result = when_ready(monkeypatch, lambda: [ask(free_port, "POST", "/v1/chat/completions", chat), ask(free_port)])
+    assert main(["serve", "--port", str(free_port), *flags]) == 0
+    assert json.loads(result["value"][1][1])["self_check"] == {"state": state}
+    assert came == [1]
+
+
 @pytest.mark.parametrize("flag", ["--quiet", "--json-log"])
 def test_no_banner(flag: str, rooms: list[FakeRoom], free_port: int, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     monkeypatch.setattr(FakeRoom, "wait_ready", lambda self: os.kill(os.getpid(), signal.SIGINT) or True)

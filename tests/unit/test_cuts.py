@@ -67,6 +67,23 @@ def test_at_least_one_token_is_computed(start: int):
         pieces(start, (), 10, RULE)
 
 
+def test_pieces_shrink_with_the_position():
+    rule = CutRule(128, 512, 64, ((300, 64), (600, 16)))
+    assert [rule.step_at(position) for position in (0, 299, 300, 599, 600, 10**6)] == [128, 128, 64, 64, 16, 16]
+    # A piece that begins before the shrink is whole; the spacing's checkpoints are where they were.
+    ends = [piece.end for piece in pieces(0, checkpoints([], 700, rule), 700, rule)]
+    assert ends == [128, 256, 384, 448, 512, 576, 640, 656, 672, 688, 700]
+    assert [rule.floor(0, position) for position in (127, 128, 383, 384, 447, 448, 639, 640, 655, 690)] == [
+        *(0, 128, 256, 384, 384, 448, 576, 640, 640, 688)
+    ]
+
+
+@pytest.mark.parametrize("shrinks", [((0, 64),), ((300, 128),), ((300, 50),), ((300, 64), (300, 32)), ((300, 64), (400, 64))])
+def test_a_table_that_makes_no_sense_is_refused(shrinks: tuple[tuple[int, int], ...]):
+    with pytest.raises(ValueError, match="the step is"):
+        CutRule(128, 512, 64, shrinks)
+
+
 def test_resume_positions_are_the_grid_inside_a_segment():
     assert list(resume_positions(100, 484, RULE)) == [228, 356]
     assert list(resume_positions(100, 485, RULE)) == [228, 356, 484]

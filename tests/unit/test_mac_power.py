@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from pooled_mlx.mac.power import Caffeinate, PowerGuard, power_guard
 from pooled_mlx.mac.pressure import (
-    RECOVERY_SECONDS,
+    STEP_SECONDS,
     Pressure,
     PressureWatch,
     level_from,
@@ -118,10 +119,15 @@ class Stage:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.level = Pressure.NORMAL
-        self.shares: list[float] = []
+        self.used = 1.0
+        self.holds: list[tuple[float, bool]] = []
         self.warnings: list[str] = []
         self.watch = PressureWatch(
-            lambda: self.level, lambda share, _: self.shares.append(share), warn=self.warnings.append, clock=self.clock
+            lambda: self.level,
+            lambda hold, _: self.holds.append((hold.share, hold.keeps_pins)),
+            used=lambda: self.used,
+            warn=self.warnings.append,
+            clock=self.clock,
         )
 
     def look(self, level: Pressure, after_seconds: float = 0.0) -> None:
@@ -129,36 +135,77 @@ class Stage:
         self.level = level
         assert self.watch.look()
 
+    def look_for(self, level: Pressure, seconds: int) -> None:
+        """Once a second."""
+        for _ in range(seconds):
+            self.look(level, after_seconds=1)
 
-def test_the_pool_shrinks_at_once() -> None:
+
+def test_a_warning_trims_what_is_in_use_until_the_system_is_content() -> None:
     stage = Stage()
-    for level in (Pressure.NORMAL, Pressure.WARNING, Pressure.WARNING, Pressure.CRITICAL):
-        stage.look(level)
-    assert stage.shares == [0.5, 0.0]
-
-
-def test_the_pool_grows_back_only_after_a_calm_minute() -> None:
-    stage = Stage()
-    stage.look(Pressure.CRITICAL)
-    stage.look(Pressure.NORMAL, after_seconds=1)
-    stage.look(Pressure.NORMAL, after_seconds=RECOVERY_SECONDS - 1)
-    assert stage.shares == [0.0]
-    stage.look(Pressure.CRITICAL, after_seconds=1)
-    stage.look(Pressure.NORMAL, after_seconds=1)
-    stage.look(Pressure.NORMAL, after_seconds=RECOVERY_SECONDS - 1)
-    assert stage.shares == [0.0]
-    stage.look(Pressure.NORMAL, after_seconds=1)
-    assert stage.shares == [0.0, 1.0]
-
-
-def test_it_grows_step_by_step_when_the_pressure_only_eases() -> None:
-    stage = Stage()
-    stage.look(Pressure.CRITICAL)
-    stage.look(Pressure.WARNING)
-    stage.look(Pressure.WARNING, after_seconds=RECOVERY_SECONDS)
+    stage.used = 0.75
     stage.look(Pressure.NORMAL)
-    stage.look(Pressure.NORMAL, after_seconds=RECOVERY_SECONDS)
-    assert stage.shares == [0.0, 0.5, 1.0]
+    stage.look(Pressure.WARNING)
+    assert stage.holds == [(0.625, True)], "at once"
+    stage.used = 0.625
+    stage.look_for(Pressure.WARNING, 9)
+    assert len(stage.holds) == 1, "the system takes a moment"
+    stage.look(Pressure.WARNING, after_seconds=1)
+    assert stage.holds[1:] == [(0.5, True)]
+    stage.look_for(Pressure.NORMAL, 19)
+    assert len(stage.holds) == 2
+
+
+def test_a_warning_that_stays_leaves_a_quarter_and_the_pins() -> None:
+    stage = Stage()
+    stage.look_for(Pressure.WARNING, 600)
+    assert stage.holds[0] == (0.875, True)
+    assert stage.holds[-1] == (0.25, True)
+    assert len(stage.holds) == 6
+    assert [before > after for before, after in pairwise(stage.holds)] == [True] * 5
+
+
+def test_critical_pressure_takes_all_at_once_and_the_pins_if_it_stays() -> None:
+    stage = Stage()
+    stage.look(Pressure.WARNING)
+    stage.look(Pressure.CRITICAL, after_seconds=1)
+    assert stage.holds[1:] == [(0.0, True)]
+    stage.look_for(Pressure.CRITICAL, 9)
+    assert len(stage.holds) == 2
+    stage.look_for(Pressure.CRITICAL, 60)
+    assert stage.holds[2:] == [(0.0, False)]
+
+
+def test_the_pool_grows_back_in_steps_while_the_system_is_calm() -> None:
+    stage = Stage()
+    stage.look(Pressure.CRITICAL)
+    stage.look_for(Pressure.NORMAL, int(STEP_SECONDS))
+    assert stage.holds == [(0.0, True)], "a calm that has just begun"
+    stage.look(Pressure.NORMAL, after_seconds=1)
+    assert stage.holds[1:] == [(0.25, True)]
+    stage.look_for(Pressure.NORMAL, 19)
+    assert len(stage.holds) == 2
+    stage.look_for(Pressure.NORMAL, 300)
+    assert stage.holds[2:] == [(0.5, True), (1.0, True)]
+
+
+def test_what_grows_back_is_taken_again_at_once() -> None:
+    stage = Stage()
+    stage.look(Pressure.CRITICAL)
+    stage.look_for(Pressure.NORMAL, 45)
+    assert stage.holds[-1] == (0.5, True)
+    stage.used = 0.4
+    stage.look_for(Pressure.WARNING, 11)
+    assert stage.holds[-1] == (0.275, True)
+    stage.look(Pressure.CRITICAL)
+    assert stage.holds[-1] == (0.0, True)
+
+
+def test_pressure_that_only_eases_gives_back_a_quarter() -> None:
+    stage = Stage()
+    stage.look_for(Pressure.CRITICAL, 30)
+    stage.look_for(Pressure.WARNING, 120)
+    assert stage.holds == [(0.0, True), (0.0, False), (0.25, True)]
 
 
 def test_a_system_that_does_not_tell_ends_the_watch_with_one_warning() -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pooled_mlx.catalog import builtin_folder, load_catalog
 from pooled_mlx.core.card import ModelCard
+from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.core.memory import (
     GIB,
     MIB,
@@ -13,11 +14,14 @@ from pooled_mlx.core.memory import (
     DeviceFacts,
     DoesNotFitError,
     MemoryPlan,
+    Steps,
     Wired,
-    largest_step,
     loaded_bytes,
     plan_memory,
     refuse_weights,
+    score_cell_bytes,
+    scores_of,
+    step_table,
     wires_weights,
 )
 from tests.mac_devices import MACS
@@ -173,16 +177,74 @@ def test_weights_are_wired_where_they_are_large_and_leave_memory_unwired(weights
 
 
 @pytest.mark.parametrize(
-    ("step", "tokens", "heads", "buffer", "expected"),
+    ("step", "tokens", "cell", "most", "table"),
     [
-        (2048, 24_000, 16, None, 2048),
-        (2048, 24_000, 16, 36 * GIB, 2048),
-        (2048, 131_072, 64, 8 * GIB, 512),
-        (64, 10**9, 64, GIB, 32),
+        (2048, 24_000, 0, 1, ((0, 2048),)),
+        (2048, 14_336, 32, GIB, ((0, 2048),)),
+        (2048, 131_072, 32, GIB, ((0, 2048), (14_336, 1024), (31_744, 512), (64_512, 256), (130_048, 128))),
+        (2048, 131_072, 128, 8 * GIB, ((0, 2048), (30_720, 1024), (64_512, 512), (130_048, 256))),
+        (512, 20_000, 32, GIB, ((0, 512),)),
+        (2048, 131_072, 1024, 64 * MIB, ((0, 128),)),
+        (100, 131_072, 1024, MIB, ((0, 100),)),
+        (300, 10_000, 32, 32 * MIB, ((0, 300), (3072, 150))),
     ],
 )
-def test_the_step_shrinks_with_context_and_buffer(step: int, tokens: int, heads: int, buffer: int | None, expected: int):
-    assert largest_step(step, tokens, heads, buffer) == expected
+def test_the_step_shrinks_with_the_position(step: int, tokens: int, cell: int, most: int, table: Steps):
+    assert step_table(step, tokens, cell, most) == table
+
+
+@given(
+    step=st.sampled_from([64, 128, 200, 512, 2048]),
+    tokens=st.integers(1, 300_000),
+    cell=st.integers(1, 512),
+    most=st.integers(1, 4 * GIB),
+)
+def test_no_piece_of_a_table_holds_more_scores_than_it_may(step: int, tokens: int, cell: int, most: int):
+    table = step_table(step, tokens, cell, most)
+    rule = CutRule(table[0][1], max(table[0][1], 64), 64, table[1:])
+    largest = scores_of(table, tokens, cell)
+    ends = [*(start for start, _ in table[1:]), tokens]
+    starts = [start for (first, _), end in zip(table, ends, strict=True) for start in {first, (first + end) // 2, end - 1}]
+    for start in starts:
+        piece = min(rule.step_at(start), tokens - start)
+        held = piece * (start + piece) * cell
+        assert held <= largest
+        assert held <= most or rule.step_at(start) // 2 < 128 or rule.step_at(start) % 2
+    assert largest <= cell * step * tokens
+
+
+@pytest.mark.parametrize(("memory", "step"), [(36, 256), (48, 512), (64, 512)])
+def test_the_plan_has_room_for_the_scores_of_the_longest_context(memory: int, step: int):
+    """Qwen3.6-35B-A3B has 16 heads of 256 values, for which Metal has no kernel: 2.0 GiB at 512 tokens behind 131,072."""
+    assert score_cell_bytes(16, 256, has_metal=True) * 512 * 131_072 == 2 * GIB
+    facts = next(facts for facts in MACS if facts.memory_bytes == memory * GIB)
+    card = CARDS["qwen3.6-35b-moe"]
+    made = plan(card, facts, cell_bytes=32)
+    assert made.context_tokens == 131_072
+    table = step_table(2048, made.context_tokens, 32, made.most_scores_bytes)
+    assert table[0] == (0, 2048)
+    assert table[-1][1] == step
+    assert made.scores_bytes >= 32 * step * 131_072
+    assert made.working_bytes >= made.scores_bytes + 0.04 * card.weights_bytes - 1
+    assert made.scores_bytes <= made.limit_bytes / 16
+    assert "attention scores" in made.table()
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "metal", "cell"), [(32, 128, True, 0), (64, 64, True, 0), (8, 256, True, 16), (4, 64, False, 16)]
+)
+def test_which_heads_keep_scores(heads: int, dim: int, metal: bool, cell: int):
+    assert score_cell_bytes(heads, dim, metal) == cell
+
+
+def test_scores_cost_context_where_memory_is_short():
+    facts = DeviceFacts("test", 32 * GIB, True, 22 * GIB, 16 * GIB)
+    free = plan_memory(facts, 19 * GIB, QWEN36, context_max=262_144)
+    held = plan_memory(facts, 19 * GIB, QWEN36, context_max=262_144, cell_bytes=32)
+    assert held.context_tokens < free.context_tokens
+    assert held.fits(held.context_tokens, 0).ok
+    with pytest.raises(DoesNotFitError, match=f"At most {held.context_tokens} tokens fit"):
+        plan_memory(facts, 19 * GIB, QWEN36, context_max=262_144, context=free.context_tokens, cell_bytes=32)
 
 
 @given(
@@ -191,13 +253,16 @@ def test_the_step_shrinks_with_context_and_buffer(step: int, tokens: int, heads:
     kv=st.integers(1, 500_000),
     state=st.integers(0, 300 * 1024**2),
     longest=st.integers(1, 1_000_000),
+    cell=st.sampled_from([0, 32, 256]),
 )
-def test_any_plan_is_inside_the_limit_and_its_context_fits(recommended: int, weights: int, kv: int, state: int, longest: int):
+def test_any_plan_is_inside_the_limit_and_its_context_fits(
+    recommended: int, weights: int, kv: int, state: int, longest: int, cell: int
+):
     facts = DeviceFacts("any", 2 * recommended, True, recommended, recommended)
     try:
-        made = plan_memory(facts, weights, CacheShape(kv, state), context_max=longest)
+        made = plan_memory(facts, weights, CacheShape(kv, state), context_max=longest, cell_bytes=cell)
     except DoesNotFitError:
-        assert weights * 1.04 + 2 * kv * 1024 + 8 * state + 512 * MIB > 0.9 * recommended
+        assert weights * 1.04 + 2 * kv * 1024 + 8 * state + 512 * MIB + recommended * (cell > 0) / 16 > 0.9 * recommended
         return
     assert made.weights_bytes + made.pool_bytes + made.working_bytes + made.headroom_bytes == made.limit_bytes
     assert 0 < made.context_tokens <= min(longest, 131_072)

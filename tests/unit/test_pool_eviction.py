@@ -4,7 +4,7 @@ import pytest
 
 from pooled_mlx.core.cuts import CutRule
 from pooled_mlx.engine.pool import MOST_PINS, MOST_STATES, Lease, Pool
-from tests.pool_fakes import RULE, Chat, Clock, FakeModel, make_pool, put, words
+from tests.pool_fakes import RULE, Chat, Clock, FakeData, FakeModel, make_pool, put, words
 
 
 def test_a_conversation_keeps_few_states():
@@ -173,6 +173,19 @@ def test_a_client_keeps_its_system_and_tools():
     # The pins go too when there is no other way.
     assert pool.set_budget(0)
     assert not pool.pins
+
+
+def test_what_clients_begin_with_can_be_kept_beyond_the_budget():
+    pool = make_pool()
+    system = put(pool, pool.root, words("system", 100), boundary="system", label="agent")
+    talk = put(pool, system, words("talk", 200), label="agent")
+    assert not pool.set_budget(0, keep_pins=True)
+    assert (system.held, talk.held) == (True, False)
+    data = FakeData(words("other", 80), 0, divisible=True)
+    assert pool.insert(pool.root, words("other", 80), data) is None, "nothing that comes meanwhile takes its place"
+    assert system.held
+    assert pool.set_budget(0)
+    assert not system.held
 
 
 def test_a_side_request_is_no_reason_to_move_a_pin():

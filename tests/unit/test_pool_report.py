@@ -19,7 +19,7 @@ def test_an_empty_pool():
     report = pool_report(pool, ExactIds(), clock())
     assert [report[name] for name in ("segments", "states", "conversation_count", "tokens", "used_bytes")] == [0] * 5
     assert (report["conversations"], report["pins"]) == ([], [])
-    assert report["cut_rule"] == {"step": RULE.step, "spacing": RULE.spacing, "minimum": RULE.minimum}
+    assert report["cut_rule"] == {"step": RULE.step, "spacing": RULE.spacing, "minimum": RULE.minimum, "shrinks": []}
     json.dumps(report)
 
 

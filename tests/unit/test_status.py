@@ -182,7 +182,7 @@ def test_what_clients_send_is_never_read_as_markup(stage: Stage) -> None:
     pool["conversations"][1]["label"] = evil
     stage.health, stage.pool = health_body(recent=recent, requests=requests, reason=evil), pool
     text = stage.run(width=200)[1]
-    assert text.count(evil) == 4
+    assert text.count(evil) == 5
 
 
 def test_odd_pools_are_left_out(stage: Stage) -> None:

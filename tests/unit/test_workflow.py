@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from pooled_mlx.cli import COMMANDS
+from pooled_mlx.cli import COMMANDS, build_parser
 from pooled_mlx.mac.app_bundle import APP_NAME
 from pooled_mlx.mac.desktop import MENUBAR_LABEL
 
@@ -22,6 +22,8 @@ def test_every_step_does_something_that_is_there():
     assert {"menubar", "doctor"} <= set(re.findall(r"pooled-mlx ([a-z]+)", commands)) <= set(COMMANDS)
     for module in re.findall(r"-m (scripts\.\w+)", commands):
         assert (ROOT / f"{module.replace('.', '/')}.py").exists()
+    deep = next(line.split()[1:] for line in commands.splitlines() if "doctor --deep" in line)
+    assert build_parser(["doctor"]).parse_args(deep).report in text.partition("- name: The report of the numbers")[2]
     assert "scripts/setup.sh" in commands
     assert f"/{MENUBAR_LABEL}" in commands
     assert APP_NAME in commands
