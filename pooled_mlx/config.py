@@ -86,6 +86,12 @@ class Settings:
     prefill_share: float = _setting(
         0.33, "Share of its own speed that a running answer keeps while other prompts are read.", "engine", low=0.05, high=0.95
     )
+    drafts: str = _setting(
+        "auto",
+        "auto: an answer that repeats what was read takes several tokens a pass, its text stays the same; off: one token a pass.",
+        "engine",
+        choices=("auto", "off"),
+    )
     pool_bytes: int | None = _setting(
         None,
         "Memory for the pool of prompt caches (4 GiB, 800 MB). Default: what the memory plan leaves.",

@@ -34,7 +34,7 @@ QUEUE_BOUNDS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 REQUEST_BOUNDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Upper bounds of the histogram buckets, in seconds. The last bucket, infinity, is implied."""
 
-TOKEN_KINDS = ("prompt", "cached", "prefilled", "completion", "reasoning")
+TOKEN_KINDS = ("prompt", "cached", "prefilled", "completion", "reasoning", "drafted", "accepted")
 _GAPS_PER_BATCH = 64
 _PIECES = frozenset({Reasoning, Text, CallStart, CallArguments})
 _MEMORY = {
@@ -99,10 +99,11 @@ class Metrics:
             if seconds is not None:
                 self._seconds.add(seconds)
 
-    def tokens(self, *, prompt: int = 0, cached: int = 0, prefilled: int = 0, completion: int = 0, reasoning: int = 0) -> None:
-        """Add token counts. cached + prefilled = prompt; reasoning is part of completion."""
+    def tokens(self, **counts: int) -> None:
+        """Add token counts by their `TOKEN_KINDS`. cached + prefilled = prompt; reasoning is part of completion, accepted part
+        of drafted."""
         with self._lock:
-            for kind, count in zip(TOKEN_KINDS, (prompt, cached, prefilled, completion, reasoning), strict=True):
+            for kind, count in counts.items():
                 self._tokens[kind] += count
 
     def usage(self, usage: Usage) -> None:
@@ -113,6 +114,8 @@ class Metrics:
             prefilled=usage.prompt_tokens - usage.cached_tokens,
             completion=usage.completion_tokens,
             reasoning=usage.reasoning_tokens,
+            drafted=usage.drafted_tokens,
+            accepted=usage.accepted_tokens,
         )
 
     def error(self, kind: ErrorKind | str) -> None:

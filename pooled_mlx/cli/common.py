@@ -84,6 +84,7 @@ def engine_settings(settings: Settings, *, limit_bytes: int | None = None) -> En
         max_running=settings.max_running,
         prefill_step=settings.prefill_step,
         prefill_share=settings.prefill_share,
+        drafts=settings.drafts == "auto",
         pool_bytes=settings.pool_bytes,
         memory_limit_bytes=limit_bytes or settings.memory_limit,
         wired=cast(Wired, settings.wired),

@@ -19,13 +19,15 @@ class Usage:
     """Token counts of one finished request, from the engine's own counters.
 
     `cached_tokens` are prompt tokens that were not pushed through the model: cached + prefilled = prompt.
-    `reasoning_tokens` is part of `completion_tokens`.
+    `reasoning_tokens` is part of `completion_tokens`; of `drafted_tokens` that were read ahead, `accepted_tokens` were right.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

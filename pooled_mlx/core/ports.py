@@ -33,7 +33,8 @@ class ModelInfo:
 class EngineSettings:
     """How an engine runs. None means: chosen from the card and the machine. Sizes in tokens, bytes, rows.
 
-    `seed` fixes the draws of all requests. `steps_file` keeps the measured prefill steps.
+    `seed` fixes the draws of all requests. With `drafts` a request alone reads ahead what it will probably say. `steps_file`
+    keeps the measured prefill steps.
     """
 
     context_tokens: int | None = None
@@ -41,6 +42,7 @@ class EngineSettings:
     max_running: int = 4
     prefill_step: int | None = None
     prefill_share: float = 0.33
+    drafts: bool = True
     pool_bytes: int | None = None
     memory_limit_bytes: int | None = None
     wired: Wired = "auto"

@@ -172,6 +172,7 @@ class LocalEngine:
         loop_settings = LoopSettings(
             max_running=settings.max_running,
             prefill_share=settings.prefill_share,
+            drafts=settings.drafts,
             token_bytes=plan.shape.kv_bytes_per_token,
             state_bytes=plan.shape.row_bytes,
         )

@@ -234,6 +234,7 @@ class Facts:
             "prefilled_tokens": row.prefilled_tokens,
             "completion_tokens": len(row.out),
             "reasoning_tokens": row.answer.reasoning_tokens,
+            **_drafts(row),
             "ttft_seconds": round(row.times.first_token - row.times.submitted, 3) if row.times.first_token else None,
             "finish": error.kind.name.lower() if error else "cancelled" if cancelled else row.finish,
             "why": row.cache_note,
@@ -285,6 +286,11 @@ class Facts:
         return [{"t": second, "tokens_per_second": count} for second, count in seconds]
 
 
+def _drafts(row: Row) -> dict[str, int]:
+    draft = row.draft
+    return {"drafted_tokens": draft.drafted if draft else 0, "accepted_tokens": draft.accepted if draft else 0}
+
+
 def _request(row: Row, now: float) -> dict[str, Any]:
     state = "queued" if not row.times.started else "decode" if row.stage in (Stage.WRITING, Stage.PARKED) else "prefill"
     spent = row.times.last_token - row.times.first_token
@@ -297,6 +303,7 @@ def _request(row: Row, now: float) -> dict[str, Any]:
         "prefill_total": len(row.prompt.ids),
         "cached": row.cached_tokens,
         "generated": len(row.out),
+        **_drafts(row),
         "seconds": round(now - row.times.submitted, 3),
         "tokens_per_second": round((len(row.out) - 1) / spent, 2) if spent > 0 and len(row.out) > 1 else None,
     }

@@ -392,6 +392,8 @@ class Row:
             completion_tokens=len(self.out),
             cached_tokens=self.cached_tokens,
             reasoning_tokens=self.answer.reasoning_tokens,
+            drafted_tokens=self.draft.drafted if self.draft is not None else 0,
+            accepted_tokens=self.draft.accepted if self.draft is not None else 0,
         )
 
     def emit(self, events: list[Event]) -> None:

@@ -63,6 +63,8 @@ class RequestRecord:
             "prefilled_tokens": usage.prompt_tokens - usage.cached_tokens,
             "generated_tokens": usage.completion_tokens,
             "reasoning_tokens": usage.reasoning_tokens,
+            "drafted_tokens": usage.drafted_tokens,
+            "accepted_tokens": usage.accepted_tokens,
             "seconds": round(time.monotonic() - self._started, 3),
             "cache": self.cache_note,
         }
@@ -72,7 +74,8 @@ class RequestRecord:
         fields = self.fields()
         logger.info(
             "%(api)s %(client)s %(status)s %(finish)s prompt=%(prompt_tokens)s cached=%(cached_tokens)s "
-            "prefilled=%(prefilled_tokens)s generated=%(generated_tokens)s seconds=%(seconds)s cache=%(cache)r",
+            "prefilled=%(prefilled_tokens)s generated=%(generated_tokens)s drafted=%(drafted_tokens)s "
+            "accepted=%(accepted_tokens)s seconds=%(seconds)s cache=%(cache)r",
             fields,
             extra={"request": fields},
         )

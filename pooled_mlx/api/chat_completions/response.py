@@ -137,5 +137,13 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            **(_predictions(usage) if usage.drafted_tokens else {}),
+        },
     }
+
+
+def _predictions(usage: Usage) -> dict[str, int]:
+    rejected = usage.drafted_tokens - usage.accepted_tokens
+    return {"accepted_prediction_tokens": usage.accepted_tokens, "rejected_prediction_tokens": rejected}
