@@ -88,7 +88,7 @@ class Settings:
     )
     drafts: str = _setting(
         "auto",
-        "auto: an answer that repeats what was read takes several tokens a pass, its text stays the same; off: one token a pass.",
+        "auto: an answer that repeats what was read takes several tokens a pass, the text is the same; off: one token a pass.",
         "engine",
         choices=("auto", "off"),
     )
