@@ -42,6 +42,9 @@ class FakeRoom(FakeEngine):
             self.on_dead(self.dies)
         return not self.dies
 
+    def pool_share_used(self) -> float:
+        return 0.0
+
     def stop(self, timeout_seconds: float) -> None:
         self.stopped, self.patience = True, timeout_seconds
 

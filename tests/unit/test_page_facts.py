@@ -5,6 +5,7 @@ from __future__ import annotations
 from pooled_mlx.engine.pool import Pool
 from pooled_mlx.engine.report import Facts, PoolReporter
 from pooled_mlx.prompt.exact_ids import ExactIds
+from tests.engine.harness import make_row
 from tests.mac_fakes import health_body, pool_body
 from tests.pool_fakes import RULE, Chat, Clock, FakeModel, words
 
@@ -33,5 +34,5 @@ def test_the_engine_s_facts() -> None:
     facts = Facts()
     assert facts.requests() == []
     assert facts.rates() == []
-    facts.token(None, 3)  # pyright: ignore[reportArgumentType]
+    facts.token(make_row([1]), 3)
     assert set(facts.rates()[0]) == set(health_body()["rates"][0])
