@@ -87,7 +87,7 @@ class Settings:
         0.33, "Share of its own speed that a running answer keeps while other prompts are read.", "engine", low=0.05, high=0.95
     )
     drafts: str = _setting(
-        "auto",
+        "off",
         "auto: an answer that repeats what was read takes several tokens a pass, the text is the same; off: one token a pass.",
         "engine",
         choices=("auto", "off"),

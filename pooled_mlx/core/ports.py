@@ -42,7 +42,7 @@ class EngineSettings:
     max_running: int = 4
     prefill_step: int | None = None
     prefill_share: float = 0.33
-    drafts: bool = True
+    drafts: bool = False
     pool_bytes: int | None = None
     memory_limit_bytes: int | None = None
     wired: Wired = "auto"
