@@ -112,7 +112,7 @@ def test_imports_go_one_way(path: Path):
 
 
 WITHOUT_CIRCLES = ("core", "prompt", "engine", "runner", "replay")
-MOST_ENGINE_FILES, MOST_ENGINE_LEVELS = 14, 10
+MOST_ENGINE_FILES, MOST_ENGINE_LEVELS = 15, 10  # fourteen, and drafts.py, which came later
 
 
 def files_of(part: str) -> dict[str, set[str]]:
