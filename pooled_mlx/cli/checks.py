@@ -30,7 +30,7 @@ DEEP_TOKENS, CUT_TOKENS, SHORT_TOKENS = 4000, 1200, 800
 """Prompts of the long reading, of the cuts, and of the short form."""
 LEAST_TOKENS = 600
 _ANSWER_ROOM = 512
-_BATCH_TOKENS = 24
+_BATCH_TOKENS, _DRAFT_TOKENS = 24, 96
 SCHEMA_TOKENS = 400
 _OTHER_SEED = 1000
 _ROUNDING = 0.05
@@ -105,7 +105,13 @@ class Checker:
         self._engine.forget(CLIENT)
 
     async def ask(
-        self, turns: Sequence[Turn], most: int = 1, *, ids: np.ndarray[Any, Any] | None = None, **fields: Any
+        self,
+        turns: Sequence[Turn],
+        most: int = 1,
+        *,
+        ids: np.ndarray[Any, Any] | None = None,
+        drafts: bool = False,
+        **fields: Any,
     ) -> Said:
         """The greedy answer to a conversation; `ids` take the place of its prompt. Raises `CheckFailed`."""
         request = Request(
@@ -117,7 +123,7 @@ class Checker:
             **fields,
         )
         began = time.perf_counter()
-        probe = Probe()
+        probe = Probe(drafts=drafts)
         try:
             prepared = await asyncio.to_thread(self._engine.prepare, request)
             payload = replace(prepared.payload, probe=probe)
@@ -270,6 +276,32 @@ class Checker:
         logits = (await self.ask(talk, ids=ids)).logits
         return float(abs(logits[one.tokens[place]] - logits[two.tokens[place]]) / max(float(np.abs(logits).max()), 1e-9))
 
+    async def drafts(self, seed: int) -> Outcome:
+        """An answer that may repeat its prompt, with several tokens a pass and with one."""
+        text = (await self.conversation(150, seed, 1))[1].text
+        talk = [Turn("user", f"Repeat this text word for word, three times: {text}")]
+        counters, said = self._engine.loop.counters, list[Said]()
+        for drafts in (False, True):
+            self.forget()
+            before = counters.drafted, counters.accepted
+            said.append(await self.ask(talk, _DRAFT_TOKENS, drafts=drafts))
+        plain, drafted = said
+        read, right = counters.drafted - before[0], counters.accepted - before[1]
+        numbers: dict[str, Any] = {"answer_tokens": len(plain.tokens), "drafted": read, "accepted": right}
+        numbers |= {"seconds": [round(one.seconds, 3) for one in said]}
+        place = _parting(plain.tokens, drafted.tokens)
+        if place is None:
+            state: State = "ok" if read else "note"
+            text = f"{right} of {read} drafted tokens were right, the answer is the same" if read else "nothing was repeated"
+            return Outcome("", state, text, 0.0, numbers)
+        numbers["parted_at"], gap = place, await self._gap(talk, plain, drafted, place)
+        numbers["gap"] = gap
+        if gap <= _ROUNDING:
+            text = f"the answers part at token {place}, where two tokens were as good as equal (rounding)"
+            return Outcome("", "note", text, 0.0, numbers)
+        text = f"the answer with drafts parts at token {place}: {gap:.0%} of the largest logit lie between"
+        return Outcome("", "failed", text, 0.0, numbers)
+
     async def schema(self, seed: int) -> Outcome:
         """An answer that is held to a schema."""
         turns = [Turn("user", f"Describe a fruit as JSON. ({seed})")]
@@ -309,6 +341,7 @@ async def deep(checker: Checker, before_bytes: int, seed: int = 1) -> AsyncItera
         "three cuts": lambda seed: checker.cuts(CUT_TOKENS, seed),
         "batch of two": checker.batch,
         "schema": checker.schema,
+        "drafts": checker.drafts,
     }
     for name, check in checks.items():
         yield await _timed(name, check, seed)

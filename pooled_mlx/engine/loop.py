@@ -478,11 +478,14 @@ class Loop:
 
     def _expects(self, row: Row) -> bool:
         """True when the row probably goes on as it did before."""
-        return self._caught_up(row).expects if self.settings.drafts else False
+        return self._may_draft(row) and self._caught_up(row).expects
+
+    def _may_draft(self, row: Row) -> bool:
+        return self.settings.drafts if row.probe is None else row.probe.drafts
 
     def _draft(self, row: Row, forced: Sequence[int], most: int) -> list[int]:
         """What the row will probably say after the tokens that it must say."""
-        if not self.settings.drafts or most < 1 or len(forced) < len(row.forced):
+        if not self._may_draft(row) or most < 1 or len(forced) < len(row.forced):
             return []
         draft = self._caught_up(row)
         for token in forced:

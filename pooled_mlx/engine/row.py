@@ -128,7 +128,8 @@ class Hold:
 
 @dataclass(slots=True, eq=False)
 class Probe:
-    """What a check sees of its row: the logits after the prompt, float32 `[vocab]`, and the tokens of the answer.
+    """What a check sees of its row: the logits after the prompt, float32 `[vocab]`, and the tokens of the answer. With `drafts`
+    its answer is drafted whatever the settings say, without them it never is.
 
     A row with a probe is nobody's request: it is counted and reported nowhere, and nothing of it is remembered but its
     segments, until `Loop.forget`.
@@ -136,6 +137,7 @@ class Probe:
 
     logits: np.ndarray[Any, Any] | None = None
     tokens: list[int] = field(default_factory=list)
+    drafts: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -189,7 +189,14 @@ def test_doctor_deep_writes_a_report_that_names_nobody(deep_doctor: Path, folder
     text = deep_doctor.read_text()
     report = json.loads(text)
     assert report["ok"] is True
-    assert [check["name"] for check in report["checks"]] == ["warm = cold", "three cuts", "batch of two", "schema", "memory"]
+    assert [check["name"] for check in report["checks"]] == [
+        "warm = cold",
+        "three cuts",
+        "batch of two",
+        "schema",
+        "drafts",
+        "memory",
+    ]
     assert {check["state"] for check in report["checks"]} <= {"ok", "note"}
     assert report["cuts"]["step"] >= 64
     assert report["plan"]["weights_bytes"] > 0
