@@ -60,9 +60,12 @@ def measure_step(
     more than `MOST_CALIBRATION_SECONDS` after the start: then what the shorter ones took decides.
     """
     began = clock()
-    run = run or Behind(model, context_tokens // 4).read
     most = model.largest_piece(LARGEST_STEP)
     tokens = min(_FIRST_PIECE, most)
+    run = run or Behind(model, context_tokens // 4).read
+    if clock() - began > MOST_CALIBRATION_SECONDS / 3:  # one token alone took that long
+        _log.info("the machine is too busy to measure how long pieces of prompts may be; they are short until the next start")
+        return min(SMALLEST_STEP, most)
     run(tokens)  # compiles kernels
     seconds = clock() - began
     longer, timed = tokens, False

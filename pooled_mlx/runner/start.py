@@ -14,7 +14,7 @@ from pooled_mlx.core.runner import Loaded
 from pooled_mlx.runner.calibrate import PieceTimes, cut_rule, measure_step, store_step, stored_step
 from pooled_mlx.runner.devices import process_bytes, read_device
 from pooled_mlx.runner.fingerprint import files_key, fingerprint
-from pooled_mlx.runner.model import LoadedModel, finish_work, has_metal, load, memory_now, set_limits
+from pooled_mlx.runner.model import LoadedModel, finish_work, has_metal, load, memory_now, one_blas_thread, set_limits
 from pooled_mlx.runner.runner import MlxRunner, measure_shape
 from pooled_mlx.runner.self_test import check_long_pieces
 
@@ -39,14 +39,16 @@ class MlxSource:
         on_model: Callable[[int], None],
     ) -> Loaded:
         """See `Source.load`. Raises `ModelLoadError`, `DoesNotFitError`."""
-        model = self._load_model(folder)
+        with one_blas_thread():
+            model = self._load_model(folder)
+            shape = measure_shape(model)
         on_model(model.vocab_size)
         device = self._device()
         longest = model.largest_piece(settings.prefill_step or LARGEST_STEP)
         plan = plan_memory(
             device,
             model.weights_bytes,
-            measure_shape(model),
+            shape,
             context_max=card.context_max,
             context_default=card.context_default,
             context=settings.context_tokens,

@@ -22,7 +22,7 @@ from pooled_mlx.runner.calibrate import (
     stored_step,
 )
 from pooled_mlx.runner.layers import arrays_in, kind_of, layers_of
-from pooled_mlx.runner.model import LoadedModel, mx
+from pooled_mlx.runner.model import LoadedModel, _blas, mx, one_blas_thread
 from pooled_mlx.runner.runner import MlxRunner
 from pooled_mlx.runner.start import MlxSource
 from tests.engine.harness import ModelProxy
@@ -110,6 +110,25 @@ def test_real_pieces_are_of_many_tokens_behind_a_filled_cache(name: str) -> None
     assert all(np.array(arrays_in((layer.keys, layer.values))[0][..., 500:600, :]).std() > 0.1 for layer in layers)
     assert len(set(seen[-1].flatten().tolist())) > 40
     assert sum(ids.size for ids in seen) == 1 + 2 * 64, "nothing else is read"
+
+
+def test_a_machine_on_which_one_token_takes_a_second_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, read = [0.0], list[int]()
+
+    def slow(self: Behind, tokens: int) -> None:
+        read.append(tokens)
+        now[0] += 1.2
+
+    monkeypatch.setattr(Behind, "read", slow)
+    assert measure_step(MODEL, 0, lambda: now[0]) == 128
+    assert read == [1]
+
+
+def test_the_step_of_a_load_runs_on_one_blas_thread() -> None:
+    threads = [library.openblas_get_num_threads() for library in _blas]
+    with one_blas_thread():
+        assert all(library.openblas_get_num_threads() == 1 for library in _blas)
+    assert [library.openblas_get_num_threads() for library in _blas] == threads
 
 
 def test_what_real_prompts_show_counts_from_a_factor_of_two_on() -> None:
