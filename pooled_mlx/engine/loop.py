@@ -23,6 +23,7 @@ from pooled_mlx.engine.ledger import Ledger
 from pooled_mlx.engine.pool import Match, Pool
 from pooled_mlx.engine.row import Pace, Row, Stage
 from pooled_mlx.engine.schedule import Share, View, padding, schedule
+from pooled_mlx.grammar.match import GrammarFailed
 from pooled_mlx.prompt.exact_ids import agreement
 
 _log = logging.getLogger("pooled.engine")
@@ -457,7 +458,11 @@ class Loop:
         Returns how many tokens of the draft were right and are followed by a token or the end of the answer.
         """
         bend, right, equal = row.bend, 0, 0
-        shapes = row.shapes_along(draft, self._words)
+        try:
+            shapes = row.shapes_along(draft, self._words)
+        except Exception as error:  # this row's own, as in `Row.shape`
+            row.broken = error
+            return 0
         self.runner.choose(cache, [*shapes, *[shapes[-1]] * (len(draft) + 1 - len(shapes))])
         chosen = self.runner.take(cache)
         for place in range(len(shapes)):
@@ -491,7 +496,10 @@ class Loop:
         for token in forced:
             draft.told(token)
         proposed = draft.propose(most, self.costs)
-        return row.allowed(forced, proposed) if proposed else []
+        try:
+            return row.allowed(forced, proposed) if proposed else []
+        except GrammarFailed:  # the tokens that lead there say so when they are taken
+            return []
 
     @staticmethod
     def _caught_up(row: Row) -> Draft:

@@ -132,6 +132,7 @@ class MlxRunner:
         """See `Runner.step`. In one pass all runs are unread tokens or all are told, and of one length."""
         buffer, open_ = self._buffers[cache], self._open[cache]
         buffer.advances()
+        open_.point = []
         if runs[0] is None:
             assert open_.last is not None, "no token was chosen"
             open_.logits = self.model.forward(open_.last[:, None], buffer.caches)[:, -1]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pooled_mlx.core.events import Finished, Text
+from pooled_mlx.core.events import Failed, Finished, Text
 from pooled_mlx.core.runner import SamplingParameters
 from pooled_mlx.engine.drafts import Draft, Index, PassCosts
 from pooled_mlx.engine.loop import Loop
@@ -186,6 +186,34 @@ def test_a_grammar_holds_every_place_of_a_draft() -> None:
             outs.append((row.out, row.finish))
         assert outs[0] == outs[1] == ([*text, 256], "stop")
         assert drafted(loop)[1] > 0
+
+
+class FailsAt(ScriptHook):
+    """A hook that raises when it is asked what to prefer at a position."""
+
+    def __init__(self, ids: Sequence[int], position: int) -> None:
+        super().__init__(ids)
+        self._position = position
+
+    def shape(self, position: int, ahead: int) -> tuple[int | None, bool]:
+        if position >= self._position:
+            raise ValueError("no shape here")
+        return super().shape(position, ahead)
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_what_goes_wrong_at_one_place_ends_that_row_there(model: LoadedModel, drafts: bool) -> None:
+    script = copy()
+    loop = make_loop(model, drafts=drafts)
+    row = make_row(TEXT, 150, (120,), hook=FailsAt([*script, 0], 70))
+    run(loop, row)
+    end = row.channel.end  # type: ignore[attr-defined]
+    assert isinstance(end, Failed)
+    assert "no shape here" in end.error.message
+    assert row.out == script[: len(row.out)]
+    assert 68 <= len(row.out) <= 70
+    assert (loop.counters.rebuilds, row.retried) == (0, False), "the engine is well"
+    assert_idle(loop)
 
 
 # --- what is drafted
