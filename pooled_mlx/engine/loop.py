@@ -430,7 +430,7 @@ class Loop:
         unread, left = row.unread, row.max_tokens - len(row.out)
         if row.is_over or len(unread) > _MOST_UNREAD:
             return False
-        forced = row.forced[: min(self.pool.rule.step_at(row.position), left)]
+        forced = row.forced[: max(0, min(self.pool.rule.step_at(row.position) - len(unread), left))]
         draft = self._draft(row, forced, left - len(forced) - 1) if unread or forced else []
         ids = [*unread, *forced, *draft]
         if not (forced or draft) or len(ids) < 2:

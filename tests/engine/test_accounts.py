@@ -208,7 +208,7 @@ def test_a_title_in_between_does_not_take_the_place_of_the_conversation() -> Non
 
 def test_a_context_that_fills_the_pool_is_stored_like_any_other() -> None:
     shape = CacheShape(TOKEN)
-    loop = loop_of()
+    loop = loop_of(drafts=False)  # each answer is cut after a certain token
     loop.set_pool_budget(request_bytes(shape, 1024, 0))
     history, reused = tokens(600, seed=1), []
     for turn in range(4):
@@ -222,7 +222,7 @@ def test_a_context_that_fills_the_pool_is_stored_like_any_other() -> None:
 
 
 def test_what_an_answer_may_take_evicts_nothing_before_it_does() -> None:
-    loop = loop_of(1500)
+    loop = loop_of(1500, drafts=False)
     talks, reused = [tokens(500, seed=seed) for seed in (1, 2)], []
     for turn in range(3):
         for index in (0, 1):

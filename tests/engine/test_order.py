@@ -62,7 +62,7 @@ def test_a_plain_row_always_has_the_pass_after_next_queued_before_a_token_is_tak
     calls: list[str] = []
     runner = CountingRunner(divisible=divisible, fail=calls.append)
     row = make_row(tokens(20, seed=4), 6)
-    run(loop_on(runner, CutRule(64, 256), token_bytes=64), row)
+    run(loop_on(runner, CutRule(64, 256), token_bytes=64, drafts=False), row)
     assert row.out == answer(row.prompt.ids.tolist(), 6)
     decoded = calls[calls.index("choose") :]
     # The first token does not wait for the pass after it; from then on a pass and its choice are queued, then one is taken.
